@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlxf.agents.common.attention_figure import segment_weights
+from rlxf.agents.common.attention_figure import Segments, segment_weights
+from rlxf.agents.common.parameter_groups import group_of
 from rlxf.agents.decision_transformer import DecisionTransformer
 from rlxf.agents.decision_transformer.elastic_history import ElasticContext
 from rlxf.agents.decision_transformer.episode_context import EpisodeModel
 from rlxf.agents.decision_transformer.model import DECISION_TOKENS, NEWEST_DECISION_TOKEN
 from rlxf.agents.gtrxl import GTrXLPPO
-from rlxf.agents.gtrxl.callbacks import group_of
 from rlxf.agents.offline.context_window import ContextWindow
 from rlxf.attention import State, TokenIndex, Transformer
 from rlxf.attention.inspection import gate_activations
@@ -85,8 +85,8 @@ class InspectedPass:
         }
 
     @property
-    def _segments(self) -> Any:
-        return self.transformer, self.x, self.index, self.state  # the state may be None
+    def _segments(self) -> Segments:
+        return self.transformer, self.x, self.index, self.state
 
     def _by_step(self, weights: Tensor, query: int, tokens: int) -> Tensor:
         """Sort the weights (H, keys) of a query by step and token, (H, t + 1, K)."""

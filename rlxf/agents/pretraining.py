@@ -228,7 +228,7 @@ class PretrainingConfig(TrajectoryConfig):
     """Arguments of `MaskedPretraining` that its checkpoints hold."""
 
     BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {
-        "mask_probability": number(0, 1),
+        "mask_probability": number(above=0, most=1),
         "predicted_tokens": Rule(
             f"a list of some of {', '.join(KINDS)}, in this order", _are_predicted_tokens
         ),
@@ -243,10 +243,6 @@ class PretrainingConfig(TrajectoryConfig):
     def check(self) -> None:
         """Check all numbers; errors as in `OfflineConfig`."""
         super().check()
-        if not 0 < self.mask_probability <= 1:
-            raise ValueError(
-                f"mask_probability must be more than 0 and at most 1, got {self.mask_probability}"
-            )
         if self.gradient_accumulation_steps > 1:
             raise ValueError(
                 f"MaskedPretraining replaces tokens by those of other windows, so a batch cannot be divided, "

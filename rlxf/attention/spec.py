@@ -1,7 +1,7 @@
 """Specification of a transformer as plain data: a technique for each axis, and the sizes."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import gcd
 from typing import Any, get_args
 
@@ -133,6 +133,10 @@ class TransformerSpec(PythonNumbers, SpecView):
         if self.has_recurrence and (fault := parameter_fault(transformer)) is not None:
             raise ValueError(f"{fault}; use other options")
         return transformer
+
+    def resolved(self) -> "TransformerSpec":
+        """Return an equivalent spec whose `feed_forward` is a number."""
+        return self if self.feed_forward is not None else replace(self, feed_forward=self.inner_width)
 
     def to_json(self) -> str:
         """Return this spec as JSON text; `from_json` is the inverse."""

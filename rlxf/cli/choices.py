@@ -43,6 +43,18 @@ def parse_choice(option: str, text: str, choices: Mapping[str, type]) -> Any:
     )
 
 
+def choice_to_text(chosen: Any) -> str:
+    """Return a text that `parse_choice` reads: the name, or a JSON object if an option has no default.
+
+    Args:
+        chosen: instance of a dataclass, whose options are JSON values or tuples of them.
+    """
+    values = {field.name: (getattr(chosen, field.name), field.default) for field in fields(chosen)}
+    options = {name: value for name, (value, default) in values.items() if value != default}
+    name = type(chosen).__name__
+    return json.dumps({"name": name, **options}) if options else name
+
+
 def _named(option: str, name: str, choices: Mapping[str, type]) -> Any:
     plain = {plain_name(each): each for each in choices}
     if plain_name(name) not in plain:

@@ -18,7 +18,7 @@ from rlxf.cli.runs import AGENTS, GTRXL, OFFLINE_AGENTS, Agent, agent_name, load
 from rlxf.envs import make
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.specs import spec_of
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.wrappers import ReturnToGo, reset_env
 from rlxf.evaluation.environment import warn_of_missing_statistics
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, play, quotas
@@ -180,7 +180,7 @@ class TextFrames(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the environment and keep the text of its first state."""
-        result = super().reset(seed=seed, options=options)
+        result = reset_env(self.env, seed, options)
         self._first = self.render()
         return result
 

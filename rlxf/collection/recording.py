@@ -132,7 +132,8 @@ class Recorder(VecEnvWrapper):
         venv: the environments.
 
     Attributes:
-        recording: mask (E,) of the environments whose steps are recorded, by default all.
+        recording: mask (E,) of the environments whose steps are recorded, by default all. An environment
+            that is left out can be recorded again after `reset` only.
 
     Raises:
         FaultyEnvironmentError: from ``step``, if an environment raises, or an observation or a reward of an
@@ -169,16 +170,15 @@ class Recorder(VecEnvWrapper):
         except Exception as error:  # environments may raise any exception
             raise FaultyEnvironmentError(f"an environment failed: {error!r}") from error
         fillers = is_filler(infos)
-        for i, info in enumerate(infos):
-            row = row_of(observations, i)
-            is_step = self.recording[i] and not fillers[i]
-            if is_step:
+        for i in np.flatnonzero(self.recording).tolist():
+            row, info = row_of(observations, i), infos[i]
+            if not fillers[i]:
                 next_observation = info["terminal_observation"] if dones[i] else row
                 self._episodes[i].add(self._actions[i], float(rewards[i]), next_observation)
-            if dones[i] and is_step:
-                truncated = bool(info.get("TimeLimit.truncated", False))
-                self._finished.append((i, self._episodes[i].finish(truncated=truncated)))
-            if dones[i] or not is_step:
+                if dones[i]:
+                    truncated = bool(info.get("TimeLimit.truncated", False))
+                    self._finished.append((i, self._episodes[i].finish(truncated=truncated)))
+            if dones[i] or fillers[i]:
                 self._episodes[i] = EpisodeRecord(row)
         return observations, rewards, dones, infos
 

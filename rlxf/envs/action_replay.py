@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlxf.envs.wrappers import TransparentWrapper
+from rlxf.envs.wrappers import TransparentWrapper, reset_env
 
 MAX_RECORDED_STEPS = 100_000
 """Longest episode whose actions are recorded: the replay of a longer one would take minutes."""
@@ -133,7 +133,7 @@ class ActionReplay(TransparentWrapper):
         stateful = self.env.has_wrapper_attr("persistent_state")
         state = self.env.get_wrapper_attr("persistent_state")() if stateful else None
         self._state = json.loads(json.dumps(state, allow_nan=False))  # a copy, and only if it is JSON
-        observation, info = self.reset_inner(self._seed_of_episode, options)
+        observation, info = reset_env(self.env, self._seed_of_episode, options)
         self._hash.update(observation)
         return observation, info
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.callbacks import BaseCallback
 
+from rlxf.envs.wrappers import reset_env
 from rlxf.utils.checks import is_number
 
 MAX_STAGES = 100
@@ -160,7 +161,7 @@ class CurriculumEnv(gymnasium.Wrapper):
             seed = int(self._generator.integers(2**31))
         self._return = 0.0
         self._unseeded = False
-        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
+        return reset_env(self.env, seed, options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the current episode; at its end, decide on the stage of the next one."""

@@ -163,30 +163,23 @@ def as_vectorized(env: EnvLike, n_envs: int) -> Iterator[VecEnv]:
         TypeError: if ``env`` is not an environment or an id.
         ValueError: if the id is unknown.
     """
+    check_is_env(env)
     if isinstance(env, str):
         with closing(make_vec_env(env, n_envs)) as made:
             yield made
+    elif isinstance(env, VectorEnv):
+        yield as_vec_env(env)
+    elif isinstance(env, gymnasium.Env):
+        yield make_sync_vec_env([lambda: env])
     else:
-        yield _to_vec_env(env)
+        yield env
 
 
-def _to_vec_env(env: Any) -> VecEnv:
-    """Return an environment as a ``VecEnv``; raise TypeError for other objects."""
-    if isinstance(env, VecEnv):
-        return env
-    if isinstance(env, VectorEnv):
-        return as_vec_env(env)
-    if isinstance(env, gymnasium.Env):
-        return make_sync_vec_env([lambda: env])
-    raise TypeError(
-        f"env must be an id, a VecEnv, a VectorEnv or an Env, got {type(env).__name__}: {env!r}"
-        f"{maker_advice(env)}"
-    )
-
-
-def maker_advice(env: Any) -> str:
-    """Return advice for a class or function that is given in place of an environment, else an empty text."""
-    return "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
+def check_is_env(env: Any) -> None:
+    """Raise TypeError unless ``env`` is an id, an environment, or several of them."""
+    if not isinstance(env, EnvLike):
+        advice = "; pass make_vec_env(FUNCTION_OR_CLASS, n_envs) of rlxf.envs" if callable(env) else ""
+        raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
 
 
 def _checked_maker(maker: Any) -> Callable[..., gymnasium.Env]:

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rlxf.data.spaces import FLAT, parts_of
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.wrappers import OwnLastObservation
+from rlxf.envs.wrappers import OwnLastObservation, reset_env
 from rlxf.utils.errors import BrokenEnvironmentError
 
 Make = Callable[[], gymnasium.Env]
@@ -62,7 +62,7 @@ class PausableEnv(OwnLastObservation):
     ) -> tuple[Any, dict[str, Any]]:
         """Resume, and reset the environment."""
         self._paused = False
-        self._observation, info = self.reset_inner(seed, options)
+        self._observation, info = reset_env(self.env, seed, options)
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

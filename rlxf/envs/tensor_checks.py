@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlxf.data.spaces import discrete_sizes, discrete_start, tolerant_bounds
 from rlxf.envs.step_checks import is_whole_range
+from rlxf.utils.dtypes import torch_dtype
 from rlxf.utils.errors import FaultyEnvironmentError
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -99,11 +100,6 @@ class TensorChecks:
             f"{name} of {self._env} must be {kind} tensor of shape {(self._num_envs, *shape)} on "
             f"{self.device}, got {_layout(x)}; correct the environment, or wrap it"
         )
-
-
-def torch_dtype(dtype: Any) -> torch.dtype:
-    """Return the dtype of torch that equals one of NumPy."""
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _leaves(space: spaces.Space[Any]) -> Iterator[tuple[str | None, Leaf]]:

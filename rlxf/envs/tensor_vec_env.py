@@ -17,8 +17,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from torch import Tensor
 
 from rlxf.envs.spaces import check_spaces, map_parts
-from rlxf.envs.tensor_checks import TensorChecks, torch_dtype
+from rlxf.envs.tensor_checks import TensorChecks
 from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.utils.dtypes import torch_dtype
 from rlxf.utils.errors import FaultyEnvironmentError
 
 Info = dict[str, Any]

@@ -8,15 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import (
-    VecEnv,
-    VecNormalize,
-)
+from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.data.spaces import is_text, leaves
@@ -29,20 +25,6 @@ def innermost_env(env: VecEnv) -> Any:
     """Return the vector environment inside all wrappers, of Stable-Baselines3 or of Gymnasium."""
     inner: Any = env.unwrapped
     return inner.env.unwrapped if isinstance(inner, GymnasiumVecEnv) else inner
-
-
-def normalized_space(space: spaces.Space[Any], normalizer: VecNormalize | None) -> spaces.Space[Any]:
-    """Return the space of the observations that a ``VecNormalize`` returns; it keeps that of the environment.
-
-    The Box spaces that it normalizes become float32.
-    """
-    if normalizer is None or not normalizer.norm_obs:
-        return space
-    if not isinstance(space, spaces.Dict):
-        return spaces.Box(-np.inf, np.inf, space.shape, np.float32)
-    keys = normalizer.norm_obs_keys or ()
-    parts = {key: normalized_space(part, normalizer) if key in keys else part for key, part in space.items()}
-    return spaces.Dict(parts)
 
 
 _Mask = NDArray[np.bool_]

@@ -51,6 +51,13 @@ STATE_ATTRIBUTES: dict[type[VecEnvWrapper], Callable[[Any], list[Place]]] = {
 """Attributes in which each wrapper class, and its subclasses, keep state between steps."""
 
 
+def vec_wrappers(env: VecEnv | None) -> Iterator[VecEnvWrapper]:
+    """Yield the wrappers around ``env``, outermost first; none for None."""
+    while isinstance(env, VecEnvWrapper):
+        yield env
+        env = env.venv
+
+
 def wrapper_state(env: VecEnv) -> dict[str, np.ndarray]:
     """Return copies of the state that the known wrappers around ``env`` keep between steps, by name."""
     return {name: np.array(getattr(*place)) for name, place in _places(env)}
@@ -77,7 +84,7 @@ def load_wrapper_state(env: VecEnv, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _places(env: VecEnv) -> Iterator[tuple[str, Place]]:
-    for depth, wrapper in enumerate(_wrappers(env)):
+    for depth, wrapper in enumerate(vec_wrappers(env)):
         for number, place in enumerate(_wrapper_places(wrapper)):
             yield f"{depth}.{type(wrapper).__name__}.{number}.{place[1]}", place
 
@@ -88,15 +95,9 @@ def _wrapper_places(wrapper: VecEnvWrapper) -> list[Place]:
     return next(known, _attributes())(wrapper)
 
 
-def _wrappers(env: VecEnv) -> Iterator[VecEnvWrapper]:
-    while isinstance(env, VecEnvWrapper):
-        yield env
-        env = env.venv
-
-
 def check_known_wrappers(env: VecEnv) -> None:
     """Raise EpisodeLostError if the state of a wrapper class is not known, or not all of a subclass."""
-    for wrapper in _wrappers(env):
+    for wrapper in vec_wrappers(env):
         if type(wrapper) not in STATE_ATTRIBUTES:
             raise EpisodeLostError(
                 f"the state that the wrapper {type(wrapper).__name__} keeps between steps is not known"
@@ -109,7 +110,7 @@ def check_one_normalizer(env: VecEnv) -> None:
     The functions of Stable-Baselines3 find only the outermost one, but evaluations need the statistics and
     the raw values of all.
     """
-    if sum(isinstance(wrapper, VecNormalize) for wrapper in _wrappers(env)) > 1:
+    if sum(isinstance(wrapper, VecNormalize) for wrapper in vec_wrappers(env)) > 1:
         raise ValueError(
             "the environments have a VecNormalize around another one, whose statistics and scaling an "
             "evaluation would not find: use one VecNormalize(norm_obs=..., norm_reward=...)"

@@ -20,6 +20,13 @@ REWARD, OBSERVATION = "previous_reward", "observation"
 """Keys of Dict observations; OBSERVATION is that of an observation that was not a Dict."""
 
 
+def reset_env(
+    env: gymnasium.Env, seed: int | None, options: dict[str, Any] | None
+) -> tuple[Any, dict[str, Any]]:
+    """Reset an environment; older environments take no options, so None is not passed."""
+    return env.reset(seed=seed, **({} if options is None else {"options": options}))
+
+
 class TransparentWrapper(gymnasium.Wrapper):
     """Base class of wrappers that change no space, so `spec` is that of the environment."""
 
@@ -27,10 +34,6 @@ class TransparentWrapper(gymnasium.Wrapper):
     def spec(self) -> EnvSpec | None:  # type: ignore[override]  # as in `gymnasium.Wrapper`
         """Spec of the wrapped environment."""
         return self.env.spec
-
-    def reset_inner(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset the wrapped environment; older environments take no options, so None is not passed."""
-        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
 
 
 class OwnLastObservation(TransparentWrapper):
@@ -83,7 +86,7 @@ class PreviousReward(gymnasium.Wrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the inner environment; the added parts are zeros."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = reset_env(self.env, seed, options)
         zeros = {key: np.zeros_like(space.low) for key, space in self._added_spaces().items()}
         return self._join(observation, zeros), info
 

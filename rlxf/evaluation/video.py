@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.wrappers import ReturnToGo, reset_env
 from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import DEFAULT_SEED
@@ -117,7 +117,7 @@ class FrameRecorder(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the environment and start the frames of a new episode."""
-        result = super().reset(seed=seed, options=options)
+        result = reset_env(self.env, seed, options)
         self.episodes.append([])
         self._record()
         return result

@@ -10,6 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlxf.utils.dtypes import torch_dtype
+
 PLAIN = "observation"
 """Name of an observation that is not a Dict."""
 
@@ -90,19 +92,21 @@ class EnvironmentActions(nn.Module):
 
     Args:
         space: action space.
-        dtype: dtype of the result.
     """
 
-    def __init__(self, space: spaces.Space[Any], dtype: torch.dtype):
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, space: spaces.Space[Any]):
         super().__init__()
         self.shape = tuple(space.shape or ())
-        self.dtype = dtype
+        self.dtype = torch_dtype(space.dtype)
         self.is_box = isinstance(space, spaces.Box)
         self.rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
-        bounds = (
-            (space.low, space.high) if isinstance(space, spaces.Box) else (getattr(space, "start", 0),) * 2
-        )
-        self.low, self.high = (torch.as_tensor(np.asarray(bound)) for bound in bounds)
+        start = np.asarray(getattr(space, "start", 0)).astype(np.int64)  # torch adds no uint16 to int64
+        low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (start, start)
+        self.register_buffer("low", torch.as_tensor(low), persistent=False)
+        self.register_buffer("high", torch.as_tensor(high), persistent=False)
 
     def forward(self, actions: Tensor) -> Tensor:
         """Convert actions (E, ...)."""

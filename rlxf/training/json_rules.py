@@ -1,7 +1,8 @@
-"""Rules for JSON values from files, checks of their fields, and the first difference of two values."""
+"""Rules for JSON values from files and for arguments, and the first difference of two values."""
 
 import math
 import reprlib
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,50 +17,86 @@ _REMEDY = "use another copy of the file"
 
 @dataclass(frozen=True)
 class Rule:
-    """Set of values that are allowed for a field.
+    """Set of values that are allowed for a field of a file, and for an argument of a constructor.
 
     Args:
         allowed: description for the error message, such as "an integer of at least 1".
         holds: predicate that returns whether a value is allowed.
+        types: types of the values; those of other values are wrong, whatever the value.
+        argument: description for the message about an argument; None for ``allowed``.
     """
 
     allowed: str
     holds: Callable[[Any], bool]
+    types: tuple[type, ...] = ()
+    argument: str | None = None
 
     def __or__(self, other: "Rule") -> "Rule":
         """Return the rule that allows the values of either rule."""
         return Rule(
-            f"{self.allowed} or {other.allowed}", lambda value: self.holds(value) or other.holds(value)
+            f"{self.allowed} or {other.allowed}",
+            lambda value: self.holds(value) or other.holds(value),
+            self.types + other.types,
+            f"{self.argument or self.allowed} or {other.argument or other.allowed}",
         )
 
+    def check_argument(self, name: str, value: Any) -> None:
+        """Raise an error unless the value of an argument is allowed.
 
-def whole(least: float = -math.inf, most: float = math.inf) -> Rule:
+        Raises:
+            TypeError: if it is not of one of the ``types``.
+            ValueError: if it is, but is not allowed.
+        """
+        if not self.holds(value):
+            error = ValueError if type(value) in self.types else TypeError
+            raise error(f"{name} must be {self.argument or self.allowed}, got {value!r}")
+
+
+def whole(least: float = -math.inf, most: float = sys.maxsize) -> Rule:
     """Return the rule that allows integers from ``least`` to ``most``."""
-    return Rule(
-        "an integer" + _range(least, most), lambda value: type(value) is int and least <= value <= most
-    )
-
-
-def number(least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> Rule:
-    """Return the rule that allows finite numbers from ``least`` to ``most`` and larger than ``above``."""
 
     def holds(value: Any) -> bool:
-        return type(value) in (int, float) and least <= value <= most and above < value < math.inf
+        return type(value) is int and least <= value <= most
 
-    more = "" if above == -math.inf else f" of more than {above:g}"
-    return Rule("a number" + more + _range(least, most), holds)
+    shown = math.inf if most == sys.maxsize else most
+    return Rule("an integer" + _range(least, shown), holds, (int,))
 
 
-def _range(least: float, most: float) -> str:
-    if least == -math.inf:
-        return "" if most == math.inf else f" of at most {most}"
-    return f" of at least {least}" if most == math.inf else f" from {least} to {most}"
+def number(
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> Rule:
+    """Return the rule that allows finite numbers from ``least`` to ``most``, between ``above`` and ``below``.
+
+    ``least`` and ``most`` are allowed, ``above`` and ``below`` are not.
+    """
+
+    def holds(value: Any) -> bool:
+        return type(value) in (int, float) and least <= value <= most and above < value < below
+
+    allowed = "number" + _range(least, most, above, below)
+    return Rule(f"a {allowed}", holds, (int, float), f"a finite {allowed}")
+
+
+def _range(least: float, most: float, above: float = -math.inf, below: float = math.inf) -> str:
+    if math.isfinite(least) and math.isfinite(most):
+        return f" from {least} to {most}"
+    bounds = {"at least": least, "more than": above, "at most": most, "less than": below}
+    named = [f"{words} {bound}" for words, bound in bounds.items() if math.isfinite(bound)]
+    return f" of {' and '.join(named)}" if named else ""
+
+
+def choice(*words: str) -> Rule:
+    """Return the rule that allows some words."""
+    return Rule(" or ".join(map(repr, words)), lambda value: value in words, (str,))
 
 
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 TEXT = Rule("a string", lambda value: isinstance(value, str))
 MAPPING = Rule("an object", lambda value: isinstance(value, dict))
-NOTHING = Rule("null", lambda value: value is None)
+NOTHING = Rule("null", lambda value: value is None, argument="None")
 TEXTS = Rule("a list of strings", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
 SCHEDULE = Rule("a number", number().holds) | Rule("an object that describes a schedule", MAPPING.holds)
 ANYTHING = Rule("anything", lambda value: True)

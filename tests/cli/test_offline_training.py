@@ -129,9 +129,9 @@ def test_a_run_without_held_out_episodes_has_no_such_checkpoint(data, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--weight-averaging 1", "weight_averaging must be above 0 and below 1, got 1"),
-        ("--validation-share 0", "validation_share must be above 0 and below 1, got 0"),
-        ("--validation-share 0.5 --validation-seed -1", "validation_seed must be at least 0, got -1"),
+        ("--weight-averaging 1", "of more than 0 and less than 1 or None, got 1"),
+        ("--validation-share 0", "of more than 0 and less than 1 or None, got 0"),
+        ("--validation-share 0.5 --validation-seed -1", "validation_seed must be an integer from 0 to"),
         ("--sampling uniform", "unknown sampling 'uniform'; "),
         (
             '--sampling \'{"name": "ReturnWeighted", "temperature": 0}\'',

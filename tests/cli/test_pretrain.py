@@ -110,7 +110,7 @@ def test_incompatible_weights_are_rejected_and_no_folder_is_created(pretraining,
         (["--dataset", ID, "--predicted-tokens"], "predicted_tokens must be one or more of return, state,"),
         (
             ["--dataset", ID, "--mask-probability", "0"],
-            "mask_probability must be more than 0 and at most 1, got 0",
+            "mask_probability must be a finite number of more than 0 and at most 1, got 0",
         ),
     ],
 )

@@ -77,7 +77,9 @@ def test_a_resumed_run_is_bitwise_equal(kind, data):
 
 def test_errors_are_one_line(data, capsys):
     train = ["train", "bc", "--dataset", data, *TINY]
-    assert "best must be a share of the episodes" in refused(capsys, *train, "--best", "2")
+    assert "best must be a finite number of more than 0 and at most 1" in refused(
+        capsys, *train, "--best", "2"
+    )
     assert "hidden_sizes must be at least 1, got 0" in refused(capsys, *train, "--hidden-sizes", "0")
     main([*train, "--run", "run", "--best", "0.2"])
     assert "target_returns apply to return-conditioned agents only" in refused(

@@ -19,8 +19,9 @@ from rlxf import DecisionTransformer, TransformerSpec
 from rlxf.agents.decision_transformer import KZL, ODT, Imitation
 from rlxf.agents.decision_transformer.conditioning import CONDITIONINGS, TargetReturn
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
-from rlxf.agents.offline.objectives import OBJECTIVES, QRegularized
+from rlxf.agents.offline.objectives import OBJECTIVES, MaximumEntropy, QRegularized
 from rlxf.cli import main
+from rlxf.cli.choices import choice_to_text, parse_choice
 from rlxf.cli.commands.train_offline import OfflineOptions
 from rlxf.cli.entry_point import parse
 from rlxf.data import UniformSteps
@@ -120,6 +121,18 @@ def test_published_settings_can_be_chosen(name, published):
     assert options.settings == name
 
 
+@pytest.mark.parametrize(
+    ("objective", "text"),
+    [
+        (MaximumEntropy(), "MaximumEntropy"),
+        (MaximumEntropy(temperature=0.2), '{"name": "MaximumEntropy", "temperature": 0.2}'),
+    ],
+)
+def test_text_of_an_objective_has_its_options(objective, text):
+    assert choice_to_text(objective) == text
+    assert parse_choice("objective", text, OBJECTIVES) == objective
+
+
 @pytest.mark.parametrize("place", [0, 1], ids=["before", "after"])
 def test_options_override_published_settings(place):
     args = [shlex.split("--batch-size 3 --core.layers 1 --core.position rope")]
@@ -208,7 +221,7 @@ def test_datasets_are_concatenated(data):
             ["--dataset", "test/small-v0", "--context", "episode"],
             "needs a core with memory, e.g. memory=XL(128), pattern=Window(129), or context='window'",
         ),
-        (["--dataset", "test/small-v0", "--context-length", "0"], "context_length must be at least 1, got 0"),
+        (["--dataset", "test/small-v0", "--context-length", "0"], "must be an integer of at least 1, got 0"),
         (["--dataset", "test/small-v0", "--learning-rate", "fast"], "a schedule is NUMBER"),
         (["--dataset", "test/small-v0", "--env", "Pendulum-v1"], "does not fit dataset test/small-v0"),
         (["--dataset", "test/small-v0", "--env", "Pendlum-v1"], "similar ids: Pendulum-v1"),

@@ -489,7 +489,7 @@ def test_existing_dataset_is_not_changed():
         ({"agent": []}, ValueError, r"no agent to record: got agents \[\]"),
         ({"target_returns": (1, np.nan)}, ValueError, "finite numbers"),
         ({"env": "Nope-v0"}, ValueError, "Nope-v0"),
-        ({"env": Diary}, TypeError, r"got type: .*; pass make_vec_env\(FUNCTION_OR_CLASS, n_envs\)"),
+        ({"env": Diary}, TypeError, r"got <class .*; pass make_vec_env\(FUNCTION_OR_CLASS, n_envs\)"),
         ({"env": VecNormalize(DummyVecEnv([Diary]))}, ValueError, "without VecNormalize"),
         ({"env": ReturnToGo(DummyVecEnv([Diary]), 5)}, ValueError, "env has a ReturnToGo, .* target_returns"),
     ],

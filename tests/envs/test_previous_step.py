@@ -25,6 +25,19 @@ def test_observation_has_the_previous_reward():
     assert again["previous_reward"].tolist() == [0]
 
 
+class WithoutOptions(Counter):
+    """Environment of the interface before ``options``."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("wrapper", [PreviousReward, PreviousStep, PreviousTransition])
+def test_environment_need_not_take_options(wrapper):
+    observation, _ = wrapper(WithoutOptions()).reset(seed=0)
+    assert observation["previous_reward"] == [0]
+
+
 def test_dict_observation_keeps_its_keys_of_previous_reward():
     observation, _ = PreviousReward(Counter(as_dict=True)).reset(seed=0)
     assert observation.keys() == {"count", "last", "previous_reward"}

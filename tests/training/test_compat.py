@@ -9,7 +9,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.agents.common.weights import check_same_core, core_difference
+from rlxf.agents.common.cores import core_difference
+from rlxf.agents.common.weights import WEIGHTLESS_OPTIONS, check_same_core
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.pretraining import MaskedPretraining
@@ -229,7 +230,7 @@ def test_first_difference(theirs, ours, expected):
 )
 def test_difference_of_two_cores_names_one_option(changes, expected):
     other = replace(CORE, **changes)
-    assert core_difference(CORE, other) == expected
+    assert core_difference(CORE, other, WEIGHTLESS_OPTIONS) == expected
     if expected is None:
         check_same_core(CORE, other)
         return

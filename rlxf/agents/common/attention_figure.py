@@ -29,11 +29,11 @@ EPISODE: dict[str, Any] = {"color": "tab:blue", "linewidth": 0.8, "linestyle": "
 MEMORY: dict[str, Any] = {"color": "tab:green", "linewidth": 1.2, "zorder": 3}
 
 
-Segments = tuple[Transformer, Tensor, TokenIndex, State]
+Segments = tuple[Transformer, Tensor, TokenIndex, State | None]
 """Segments of T steps of B environments for inspection.
 
 They are the transformer that reads them, its tokens (B, T, C), their index (B, T), and the memory of M steps
-before them.
+before them; None for no memory.
 """
 
 

@@ -1,5 +1,6 @@
 """Checks of transformers, and of their states, for agents that act token by token."""
 
+from collections.abc import Collection
 from typing import Any
 
 from rlxf.attention import TransformerSpec
@@ -8,6 +9,8 @@ from rlxf.training.json_rules import first_difference
 
 EXAMPLE = "TransformerSpec(memory=XL(128), pattern=Window(129))"
 """Core in messages: the simplest one that acts step by step."""
+STATELESS_OPTIONS = ("dropout", "feed_forward_chunk")
+"""Options on which states do not depend."""
 
 
 def check_state(core: TransformerSpec, agent: str) -> None:
@@ -67,7 +70,7 @@ def check_state_core(given: TransformerSpec, own: TransformerSpec, advice: str) 
     Raises:
         ValueError: if the cores differ in an option on which states depend; the message names it.
     """
-    if (difference := _state_difference(given, own)) is not None:
+    if (difference := core_difference(given, own, STATELESS_OPTIONS)) is not None:
         name, value, expected = difference
         raise ValueError(
             f"the state is of another core: {name} is {value} in the state, {expected} in this agent; "
@@ -75,11 +78,19 @@ def check_state_core(given: TransformerSpec, own: TransformerSpec, advice: str) 
         )
 
 
-def _state_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
-    """Return name and both values of the first such option; None if states of one core fit the other."""
-    if given is own or given == own:
+def core_difference(
+    one: TransformerSpec, other: TransformerSpec, ignored: Collection[str]
+) -> tuple[str, Any, Any] | None:
+    """Return the first option in which two specs differ, with both values; None if there is none.
+
+    Args:
+        one: first spec.
+        other: second spec.
+        ignored: names of the options that are not compared.
+    """
+    if one == other:
         return None
-    unrelated = ("dropout", "feed_forward_chunk")
-    one, other = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
-    differences = (first_difference(name, one[name], other[name]) for name in one if name not in unrelated)
+    first, second = (spec.resolved().to_dict() for spec in (one, other))
+    names = (name for name in first if name not in ignored)
+    differences = (first_difference(name, first[name], second[name]) for name in names)
     return next((difference for difference in differences if difference), None)

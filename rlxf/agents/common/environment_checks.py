@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.envs.step_checks import check_casts, check_finite, check_shapes, range_fault, warn_outside
+from rlxf.envs.wrapper_state import vec_wrappers
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -20,12 +21,7 @@ STATISTICS = ("obs_rms", "ret_rms", "returns")
 
 def normalizers(env: VecEnv | None, option: str) -> list[VecNormalize]:
     """Return each ``VecNormalize`` around the environments with an option of `RAW`, outermost first."""
-    found = []
-    while isinstance(env, VecEnvWrapper):
-        if isinstance(env, VecNormalize) and getattr(env, option):
-            found.append(env)
-        env = env.venv
-    return found
+    return [each for each in vec_wrappers(env) if isinstance(each, VecNormalize) and getattr(each, option)]
 
 
 def normalizes_observations(env: VecEnv | None, before: bool) -> bool:

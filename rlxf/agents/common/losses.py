@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,32 @@ class Distillation:
             raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
         if not 0 <= self.hidden_coef < math.inf:
             raise ValueError(f"hidden_coef must be finite and at least 0, got {self.hidden_coef}")
+
+
+def check_distillation(student: Any, kind: type[Any], teacher: Any, distillation: Any) -> None:
+    """Check the arguments of ``distill``.
+
+    Args:
+        student: the agent to train.
+        kind: class of the agents that can be its teacher.
+        teacher: the agent to imitate.
+        distillation: the distillation loss.
+
+    Raises:
+        TypeError: if the teacher is not an agent of this class, or distillation not a `Distillation`.
+        ValueError: if the teacher is the student.
+    """
+    if not isinstance(teacher, kind):
+        raise TypeError(
+            f"teacher must be a {kind.__name__}, got {teacher!r}; open a file with {kind.__name__}.load"
+        )
+    if teacher is student:
+        raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
+    if not isinstance(distillation, Distillation):
+        raise TypeError(
+            f"distillation must be a Distillation, e.g. Distillation(temperature=2.0), or None, got "
+            f"{distillation!r}"
+        )
 
 
 def categorical_kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

@@ -6,27 +6,27 @@ from typing import Literal, get_args
 import torch
 
 from rlxf.attention.linear import matmul_dtype
-from rlxf.training.json_rules import Rule
-from rlxf.utils.checks import check_choice
+from rlxf.training.json_rules import choice
 from rlxf.utils.warnings import warn_user
 
 Precision = Literal["float32", "bf16-mixed"]
 """Precision of updates, with the name of PyTorch Lightning for bfloat16 with weights in float32."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-PRECISION_RULE = Rule(" or ".join(map(repr, PRECISIONS)), lambda value: value in PRECISIONS)
-"""Rule of a precision in a file."""
+PRECISION_RULE = choice(*PRECISIONS)
+"""Rule of a precision."""
 
 
 def check_precision(precision: str, device: torch.device | str) -> None:
     """Check the precision of an agent.
 
     Raises:
+        TypeError: if it is not a string.
         ValueError: if it is unknown.
 
     Warns:
         UserWarning: if the device emulates bfloat16, which is slower than float32.
     """
-    check_choice("precision", precision, PRECISIONS)
+    PRECISION_RULE.check_argument("precision", precision)
     if precision != "float32" and _emulates_bfloat16(torch.device(device)):
         warn_user(
             f"precision={precision!r} is slower than float32 here: {device} has no instructions for bfloat16 "

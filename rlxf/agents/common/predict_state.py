@@ -83,8 +83,11 @@ class MissingStateWarning:
             start: (E,) bool.
             given: whether the caller passed ``episode_start``.
         """
-        all_first = bool(start.all())
-        self.record(state, all_first if given or all_first else None)
+        first = None
+        if state is None and not self._warned:  # reading the mask waits for the device
+            all_first = bool(start.all())
+            first = all_first if given or all_first else None
+        self.record(state, first)
 
     def _warn(self, problem: str) -> None:
         self._warned = True

@@ -7,7 +7,7 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.filler_rows import check_frame_stack, warn_of_counted_filler_rows
-from rlxf.envs.make import make_vec_env, maker_advice
+from rlxf.envs.make import check_is_env, make_vec_env
 from rlxf.envs.spaces import check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
@@ -27,13 +27,11 @@ def as_training_env(env: str | Env | VecEnv | VectorEnv | None, n_envs: int, see
     """
     if env is None:
         return None
+    check_is_env(env)
     if isinstance(env, str):
         env = make_vec_env(env, process_group().split_total("n_envs", n_envs), seed)
     if isinstance(env, VectorEnv):
         env = as_vec_env(env)
-    if not isinstance(env, Env | VecEnv):
-        advice = maker_advice(env)
-        raise TypeError(f"env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got {env!r}{advice}")
     return checked_training_env(env)
 
 

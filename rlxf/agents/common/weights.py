@@ -12,10 +12,10 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import Tensor, nn
 
+from rlxf.agents.common.cores import core_difference
 from rlxf.attention import Transformer, TransformerSpec
 from rlxf.attention.parameter_checks import parameter_fault
 from rlxf.training import CheckpointError
-from rlxf.training.json_rules import first_difference
 from rlxf.training.process_group import ProcessGroup
 
 WEIGHTLESS_OPTIONS = ("causal", "memory", "pattern", "dropout", "feed_forward_chunk")
@@ -86,21 +86,12 @@ def check_same_core(given: TransformerSpec, own: TransformerSpec) -> None:
     """Raise ValueError unless the specs are equal except for `WEIGHTLESS_OPTIONS`; name the first
     difference.
     """
-    if difference := core_difference(given, own):
+    if difference := core_difference(given, own, WEIGHTLESS_OPTIONS):
         name, source, target = difference
         raise ValueError(
             f"the weights do not fit: their core has {name}={source}, the agent's has {name}={target}; build "
             f"both with the same core"
         )
-
-
-def core_difference(given: TransformerSpec, own: TransformerSpec) -> tuple[str, Any, Any] | None:
-    """Return the first difference of two specs except for `WEIGHTLESS_OPTIONS`: its name and both
-    values, or None.
-    """
-    source, target = (spec.to_dict() | {"feed_forward": spec.inner_width} for spec in (given, own))
-    differences = (first_difference(n, source[n], target[n]) for n in source if n not in WEIGHTLESS_OPTIONS)
-    return next((difference for difference in differences if difference), None)
 
 
 @contextmanager
@@ -117,7 +108,7 @@ def core_error_context(stored: TransformerSpec, given: TransformerSpec | None) -
     try:
         yield
     except CheckpointError as error:
-        difference = None if given is None else core_difference(stored, given)
+        difference = None if given is None else core_difference(stored, given, WEIGHTLESS_OPTIONS)
         if difference is None:
             raise
         name, source, target = difference

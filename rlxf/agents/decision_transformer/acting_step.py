@@ -57,8 +57,7 @@ class WindowActingStep(ActingStep):
         self.model = model
         self.info = info
         self._template = template
-        dtype = torch.as_tensor(np.zeros(0, info.action_space.dtype)).dtype
-        self.decode = EnvironmentActions(info.action_space, dtype)
+        self.decode = EnvironmentActions(info.action_space)
 
     def act(self, encoded: ConditionedObservation, start: Tensor, window: Any) -> tuple[Tensor, Any]:
         """Return actions (E, ...) of the environments, and the window with the new step."""

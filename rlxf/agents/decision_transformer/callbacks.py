@@ -1,7 +1,5 @@
 """Callback that writes the attention of a Decision Transformer to TensorBoard."""
 
-from typing import Any
-
 import torch
 from matplotlib.figure import Figure
 from stable_baselines3.common.logger import Figure as LoggedFigure
@@ -80,7 +78,7 @@ def window_figure(policy: DecisionTransformerModel, steps: ContextWindow) -> Fig
     inputs = policy.transformer_inputs(steps)
     index, state = inputs["index"], inputs["state"]
     key = index if state is None else state.index.concatenate(index)
-    segments: Any = (transformer, inputs["x"], index, state)  # the state may be None
+    segments = transformer, inputs["x"], index, state
     keys = slice(-key.shape[1], None)  # global tokens come first
     shown = {layer: weights[0, :, :, keys] for layer, weights in segment_weights(segments).items()}
     allowed = transformer.attention_mask(index, key).allowed[0, :, keys]

@@ -12,12 +12,12 @@ from rlxf.agents.offline.trajectory_model import (
 )
 from rlxf.attention import Add, TransformerSpec
 from rlxf.attention.residuals.base import Residual
-from rlxf.training.json_rules import Rule, number
-from rlxf.utils.checks import check_choice
+from rlxf.training.json_rules import Rule, choice, number
 
 ContextKind = Literal["window", "episode"]
 """Steps that an action depends on: those of a window, or all those of the episode."""
-CONTEXTS = get_args(ContextKind)
+CONTEXT_RULE = choice(*get_args(ContextKind))
+"""Rule of the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class DecisionTransformerConfig(TrajectoryConfig):
     """Arguments of `DecisionTransformer` that its checkpoints hold."""
 
     BOUNDS: ClassVar[dict[str, Rule]] = TrajectoryConfig.BOUNDS | {
-        "context": Rule(" or ".join(map(repr, CONTEXTS)), lambda value: value in CONTEXTS),
+        "context": CONTEXT_RULE,
         "state_loss_weight": number(0),
         "return_loss_weight": number(0),
     }
@@ -73,7 +73,6 @@ class DecisionTransformerConfig(TrajectoryConfig):
             ValueError: if the core is not causal or has cross-attention, or a value is out of range.
         """
         super().check()
-        check_choice("context", self.context, CONTEXTS)
         if not self.core.causal or self.core.cross_attention:
             raise ValueError(
                 "a Decision Transformer is autoregressive: its core needs causal=True and cross_attention="

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.calibration import THRESHOLDS, Calibration, reset_calibration
 from rlxf.agents.common.datastore import TEACHER_REASON, TRAINING_REASON, check_no_datastore
-from rlxf.agents.common.losses import Distillation
+from rlxf.agents.common.losses import Distillation, check_distillation
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.common.weights import transfer_weights
 from rlxf.agents.decision_transformer.calibration import measure_exits
@@ -25,7 +25,7 @@ from rlxf.agents.decision_transformer.conditioning import (
     SampledReturn,
 )
 from rlxf.agents.decision_transformer.config import (
-    CONTEXTS,
+    CONTEXT_RULE,
     ContextKind,
     DecisionTransformerConfig,
     decision_transformer,
@@ -44,7 +44,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.data import DatasetError, Trajectories, Windows, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.sampling import Sampling
-from rlxf.utils.checks import check_choice, check_int
+from rlxf.utils.checks import check_int
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl import GTrXLPPO
@@ -209,7 +209,7 @@ class DecisionTransformer(OnlineFinetuning):
         _init_setup_model: bool = True,
     ):
         core = decision_transformer() if core is None else core
-        check_choice("context", context, CONTEXTS)
+        CONTEXT_RULE.check_argument("context", context)
         config = DecisionTransformerConfig.of(locals())
         model = model_class(context, config.conditioning)
         super().__init__(
@@ -309,18 +309,7 @@ class DecisionTransformer(OnlineFinetuning):
 
     def check_teacher(self, teacher: Any, distillation: Any) -> None:
         """Raise an error unless this agent can be trained by `distill` with these arguments."""
-        if not isinstance(teacher, DecisionTransformer):
-            raise TypeError(
-                f"teacher must be a DecisionTransformer, got {teacher!r}; open a file with "
-                f"DecisionTransformer.load"
-            )
-        if teacher is self:
-            raise ValueError("the teacher must be another agent than the student, got the student itself")
-        if not isinstance(distillation, Distillation):
-            raise TypeError(
-                f"distillation must be a Distillation, e.g. Distillation(temperature=2.0), or None, got "
-                f"{distillation!r}"
-            )
+        check_distillation(self, DecisionTransformer, teacher, distillation)
         self.ranks.check_single_process("distill")
         for policy in (self.policy, teacher.policy):
             policy.check_window("distill")

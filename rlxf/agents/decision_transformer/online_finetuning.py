@@ -29,17 +29,16 @@ from rlxf.agents.decision_transformer.online_rounds import (
 from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer
 from rlxf.agents.offline.agent import TargetReturnAgent
 from rlxf.agents.offline.checkpoint import restore_training_state
-from rlxf.agents.offline.config import check_sizes
 from rlxf.agents.offline.sb3_arguments import SB3_ONLINE_ARGUMENTS
 from rlxf.envs.action_replay import ActionReplay
-from rlxf.envs.make import make_vec_env
+from rlxf.envs.make import check_is_env, make_vec_env
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
-from rlxf.utils.checks import check_not_negative, to_python_number
+from rlxf.utils.checks import check_not_negative
 
 ONLINE_ENVS = 8
 """Default number of environments of `learn_online`."""
@@ -121,6 +120,7 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
                 reset, with a warning. Sets the global generators of torch, numpy and Python.
 
         Raises:
+            TypeError: if ``env`` is not an environment or an id, or a number has another type.
             ValueError: if a number is out of range, ``exploration_noise`` has no effect, the agent was loaded
                 without a dataset, its policy is deterministic and has no critic (train it with
                 ``objective=MaximumEntropy()`` or ``QRegularized()``), target_return is missing or the agent
@@ -135,17 +135,19 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
             UserWarning: if ``n_envs`` is chosen and ``env`` is an object with another number of environments.
         """
         self.ranks.check_single_process("learn_online")
+        if env is not None:
+            check_is_env(env)
+        n_envs = as_whole_number("n_envs", n_envs, least=1)
         warn_of_ignored_n_envs(n_envs, ONLINE_ENVS, env)
         self.policy.check_window("learn_online")
         target_return = self._checked_target(target_return)
         sizes = {"round_steps": round_steps, "round_updates": round_updates}
         sizes |= {"replay_episodes": replay_episodes}
-        sizes = {name: to_python_number(size) for name, size in sizes.items()}
+        sizes = {name: as_whole_number(name, size, least=1) for name, size in sizes.items()}
         steps = as_whole_number("steps", steps, least=1)
         log_interval = as_log_interval(log_interval)
-        check_sizes(**sizes)
         noise = self._checked_noise(exploration_noise)
-        replay = ReplayBuffer(self._data(), replay_episodes, replay_remove)
+        replay = ReplayBuffer(self._data(), sizes["replay_episodes"], replay_remove)
         self.policy.loss.check_online()
         self._check_eval_callbacks(callback)
         options: dict[str, float | str | None] = {"target_return": target_return}

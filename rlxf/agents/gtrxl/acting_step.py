@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from rlxf.attention.functional_step import (
     with_tensors,
     without_empty_keys,
 )
+from rlxf.envs.wrapper_state import vec_wrappers
 from rlxf.export.acting_step import (
     PLAIN,
     ActingStep,
@@ -67,8 +69,6 @@ class GTrXLActingStep(ActingStep):
         raw_space: spaces.Space[Any] | None = None,
     ):
         check_exportable(policy.core)
-        with torch.no_grad():  # the distribution of the last update has gradients and cannot be copied
-            policy.heads(torch.zeros(1, policy.core.width, device=policy.device))
         policy = copy_for_export(policy)
         policy.network_step = None
         statistics = policy.observation_space if normalizer is None else normalizer.venv.observation_space
@@ -81,13 +81,7 @@ class GTrXLActingStep(ActingStep):
         self._template = template
         self._statistics = statistics
         self.normalization = None if normalizer is None else ObservationNormalization(normalizer)
-        dtype = torch.as_tensor(policy.to_environment(self._example_action())).dtype
-        self.decode = EnvironmentActions(policy.action_space, dtype)
-
-    def _example_action(self) -> Tensor:
-        with torch.no_grad():
-            latent = torch.zeros(self.envs, self.policy.core.width)
-            return self.policy.most_likely_actions(latent)
+        self.decode = EnvironmentActions(policy.action_space)
 
     def forward(
         self, observations: dict[str, Tensor], episode_start: Tensor, state: dict[str, Tensor]
@@ -125,15 +119,10 @@ def raw_observation_space(env: VecEnv) -> spaces.Space[Any]:
     Wrappers that do not change the space are ignored. The first other one, e.g. ``VecFrameStack``, counts as
     a part of the environments.
     """
-    space = env.observation_space
-    while isinstance(env, VecEnvWrapper):
-        converts = isinstance(env, VecNormalize | VecTransposeImage)
-        inside = env.venv.observation_space
-        if not converts and inside != space:
-            return space
-        env = env.venv
-        space = inside
-    return space
+    for wrapper in vec_wrappers(env):
+        if not isinstance(wrapper, VecNormalize | VecTransposeImage) and _changes_observations(wrapper):
+            return wrapper.observation_space
+    return env.unwrapped.observation_space
 
 
 def exportable_normalizer(env: VecEnv | None) -> VecNormalize | None:
@@ -148,12 +137,9 @@ def exportable_normalizer(env: VecEnv | None) -> VecNormalize | None:
     found = normalizers(env, "norm_obs")
     if not found:
         return None
-    outside = []
-    while isinstance(env, VecEnvWrapper) and env is not found[0]:
-        if not isinstance(env, KEEPS_OBSERVATIONS):
-            outside.append(env)
-        env = env.venv
-    if any(each.observation_space != each.venv.observation_space for each in outside):
+    around = takewhile(lambda wrapper: wrapper is not found[0], vec_wrappers(env))
+    outside = [wrapper for wrapper in around if not isinstance(wrapper, KEEPS_OBSERVATIONS)]
+    if any(map(_changes_observations, outside)):
         raise ValueError(
             "only a VecNormalize outside of other wrappers that change observations can be exported: for "
             "example VecNormalize(VecFrameStack(env, 4)) instead of VecFrameStack(VecNormalize(env), 4)"
@@ -165,6 +151,10 @@ def exportable_normalizer(env: VecEnv | None) -> VecNormalize | None:
             f"observations, put it inside, VecNormalize({name}(env)), and train again"
         )
     return found[0]
+
+
+def _changes_observations(wrapper: VecEnvWrapper) -> bool:
+    return wrapper.observation_space != wrapper.venv.observation_space
 
 
 def _in_axes_of(space: spaces.Space[Any], observations: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.utils import check_for_correct_spaces, set_random_seed
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from rlxf.agents.common.checkpoint import CheckpointedAlgorithm, state_memory
 from rlxf.agents.common.datastore import EXPORT_REASON, TRAINING_REASON, DatastoreMixin, check_no_datastore
 from rlxf.agents.common.environment_checks import check_not_reset_result
 from rlxf.agents.common.retrieval import ActionDatastore
-from rlxf.agents.common.training_env import as_training_env, checked_training_env
+from rlxf.agents.common.training_env import as_training_env
 from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer, raw_observation_space
@@ -37,9 +37,8 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.data import Trajectories
 from rlxf.data.spaces import space_mismatches, with_channels_first
-from rlxf.envs.make import as_vectorized
 from rlxf.evaluation.agents import lacks_statistics
-from rlxf.evaluation.environment import borrowed_env
+from rlxf.evaluation.environment import prepared_env
 from rlxf.export.files import check_target, export_step
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
@@ -221,8 +220,9 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         Angelopoulos et al. 2021, arXiv:2110.01052.
 
         Args:
-            env: environment to act in, other than the training environment, or an id, whose environment is
-                closed at the end. Observations are normalized as in training.
+            env: environment to act in, or an id, whose environment is closed at the end. Observations are
+                normalized as in training, whose statistics are not updated. In the training environment,
+                its episodes end, and a later `learn` begins new ones.
             alpha: bound on the risk, the expected share of steps with different actions.
             delta: maximum probability that the guarantee fails.
             thresholds: confidence thresholds in descending order within [0, 1], the safest first.
@@ -247,18 +247,12 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         self, env: Any, episodes: int, seed: int | None, thresholds: tuple[float, ...]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_int("episodes", episodes)
-        with as_vectorized(env, self.n_envs) as made:
-            vec_env = self._wrap_env(checked_training_env(made), verbose=0, monitor_wrapper=False)
-            check_for_correct_spaces(vec_env, self.observation_space, self.action_space)
+        with prepared_env(self, env, self.n_envs, seed) as vec_env:
+            if unwrap_vec_normalize(vec_env) is None:
+                self._check_statistics("calibrate")
             if seed is not None:
                 set_random_seed(seed)
-                vec_env.seed(seed)
-            normalization = None
-            if unwrap_vec_normalize(vec_env) is None:
-                normalization = self.get_vec_normalize_env()
-                self._check_statistics("calibrate")
-            with borrowed_env([self], vec_env):
-                return measure_exits(self.policy, vec_env, thresholds, normalization, episodes)
+            return measure_exits(self.policy, vec_env, thresholds, episodes)
 
     def export(
         self,

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rlxf.agents.common.calibration import calibratable_exit
@@ -29,7 +29,6 @@ def measure_exits(
     policy: GTrXLPolicy,
     env: VecEnv,
     thresholds: tuple[float, ...],
-    normalization: VecNormalize | None,
     episodes: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the loss of each episode and threshold, (N, K), and the mean depth of each threshold, (K,).
@@ -40,17 +39,15 @@ def measure_exits(
     Args:
         policy: policy whose depth is `CALM`. It is switched to evaluation mode; its exit threshold is
             restored at the end.
-        env: environments to act in; they are reset.
+        env: environments to act in, with observations as in training; they are reset.
         thresholds: confidence thresholds, the safest first.
-        normalization: statistics that normalize observations as in training; None if they are already
-            normalized, or the agent uses raw ones.
         episodes: minimum number N of episodes, in equal shares of the environments.
     """
     policy.set_training_mode(False)
     threshold = calibratable_exit(policy.transformer).threshold
     before = threshold.clone()
     try:
-        actor = ExitComparison(policy, env.num_envs, thresholds, normalization)
+        actor = ExitComparison(policy, env.num_envs, thresholds)
         return episode_losses(actor, env, -(-episodes // env.num_envs)), actor.mean_passes
     finally:
         threshold.copy_(before)
@@ -86,7 +83,6 @@ class ExitComparison:
         policy: see `measure_exits`.
         n_envs: number of environments E.
         thresholds: see `measure_exits`.
-        normalization: see `measure_exits`.
 
     Attributes:
         different: True where the most likely early-exit action of the last step differs from the most likely
@@ -95,16 +91,9 @@ class ExitComparison:
 
     different: NDArray[np.bool_]
 
-    def __init__(
-        self,
-        policy: GTrXLPolicy,
-        n_envs: int,
-        thresholds: tuple[float, ...],
-        normalization: VecNormalize | None,
-    ):
+    def __init__(self, policy: GTrXLPolicy, n_envs: int, thresholds: tuple[float, ...]):
         self.policy = policy
         self.thresholds = thresholds
-        self.normalization = normalization
         self.depth = calibratable_exit(policy.transformer)
         self._full, *self._early = (policy.initial_state(n_envs) for _ in (None, *thresholds))
         self._passes: list[list[float]] = [[] for _ in thresholds]
@@ -119,8 +108,7 @@ class ExitComparison:
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[NDArray[Any], None]:
         """Sample the full-depth actions of one step, and set `different`; the arguments are those of SB3."""
-        raw = observation if self.normalization is None else self.normalization.normalize_obs(observation)
-        obs, _ = self.policy.obs_to_tensor(raw)
+        obs, _ = self.policy.obs_to_tensor(observation)
         start = torch.as_tensor(episode_start, device=self.policy.device)
         latent, _ = self.policy.act(obs, self._full, self._full.advance(start))
         full = self.policy.heads(latent)[0]

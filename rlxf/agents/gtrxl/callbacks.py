@@ -1,16 +1,15 @@
 """Callbacks that write diagnostics of an agent to TensorBoard: memory metrics, histograms, attention maps."""
 
 import math
-import re
 from abc import abstractmethod
-from collections import defaultdict
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure as LoggedFigure
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlxf.agents.common.attention_figure import Segments, attention_figure, segment_weights
+from rlxf.agents.common.parameter_groups import group_of, parameter_groups
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.ppo import GTrXLPPO
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
@@ -72,7 +71,8 @@ def last_segments(policy: GTrXLPolicy, buffer: SegmentBuffer, environments: int)
 def segment_mask(segments: Segments) -> AttentionMask:
     """Return attention mask and distances between the T queries of segments and their M + T keys."""
     transformer, _, index, state = segments
-    return transformer.attention_mask(index, state.index.concatenate(index))
+    key = index if state is None else state.index.concatenate(index)
+    return transformer.attention_mask(index, key)
 
 
 def memory_attention_share(weights: Tensor) -> float:
@@ -127,43 +127,6 @@ class MemoryCallback(RolloutCallback):
             self.logger.record(f"{tag}/attended_distance", mean_attention_distance(weights, distance))
         for gate, activation in gate_activations(*segments).items():
             self.logger.record(f"memory/{group_of(gate)}", activation.mean().item())
-
-
-GROUP_OUTSIDE_LAYERS = {
-    "features_extractor": "features",
-    "action_token": "token",
-    "embedding": "position_embedding",
-    "norm": "final_norm",
-    "action_net": "action_head",
-    "value_net": "value_head",
-    "reconstruction_net": "reconstruction_head",
-}
-"""Module outside of the layers -> group of its parameters."""
-
-
-def parameter_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters of a policy by group, see `group_of`."""
-    groups = defaultdict(list)
-    for name, parameter in module.named_parameters():
-        groups[group_of(name)].append(parameter)
-    return dict(groups)
-
-
-def group_of(name: str) -> str:
-    """Return the group of a parameter.
-
-    For example, ``transformer.blocks.0.attention_norm.residual.w`` is in ``layer_1/attention_gate``. The
-    groups of a layer are attention, feed_forward, the gate of each, and norms. Outside of the layers a group
-    is a module of the policy, e.g. ``value_head``.
-    """
-    name = name.removeprefix("transformer.")
-    layer = re.match(r"blocks\.(\d+)\.(\w+)\.(\w+)", name)
-    if layer is None:
-        part = name.split(".")[0]
-        return GROUP_OUTSIDE_LAYERS.get(part, part)
-    number, sublayer, part = layer.groups()
-    gate = f"{sublayer.removesuffix('_norm')}_gate"
-    return f"layer_{int(number) + 1}/{ {'norm': 'norms', 'residual': gate}.get(part, sublayer) }"
 
 
 HISTOGRAM_VALUES = 10_000

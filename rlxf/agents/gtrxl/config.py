@@ -93,7 +93,7 @@ class PPOConfig:
             if field.type is bool:
                 check_bool(field.name, value)
             if field.name in NUMBERS and not (value is None and field.default is None):
-                _check_number(field.name, value)
+                NUMBERS[field.name].check_argument(field.name, value)
         self._check_multiples()
         segments = self.minibatch_size // self.segment_length
         check_accumulation_steps(self.gradient_accumulation_steps, segments, "number of segments")
@@ -141,15 +141,6 @@ class PPOConfig:
                 raise ValueError(
                     f"{name} must be a multiple of segment_length={self.segment_length}, got {value}"
                 )
-
-
-def _check_number(name: str, value: Any) -> None:
-    """Raise ValueError, or TypeError if the value is not a number, unless it is allowed by `NUMBERS`."""
-    rule = NUMBERS[name]
-    if not rule.holds(value):
-        error = ValueError if type(value) in (int, float) else TypeError
-        allowed = rule.allowed.replace("null", "None").replace("a number", "a finite number")
-        raise error(f"{name} must be {allowed}, got {value!r}")
 
 
 ROLLOUT_STEPS = 2048

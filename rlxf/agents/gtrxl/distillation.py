@@ -155,8 +155,6 @@ class DistillationTraining(TrainingAlgorithm):
 
 
 def _check_teacher(student: GTrXLPolicy, teacher: GTrXLPolicy) -> None:
-    if teacher is student:
-        raise ValueError("teacher and student are the same agent: pass another agent as the teacher")
     check_parameters(teacher)
     check_no_datastore(None if teacher.retrieval is None else teacher.retrieval.datastore, TEACHER_REASON)
     for name in ("observation_space", "action_space", "persist_memory_across_episodes", "device"):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
@@ -16,10 +15,10 @@ from rlxf.agents.common.environment_checks import check_step_results
 from rlxf.agents.gtrxl.observations import map_obs
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import RolloutStep
-from rlxf.data.spaces import discrete_start
 from rlxf.envs.spaces import LOST
 from rlxf.envs.step_checks import check_finite
 from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
+from rlxf.export.acting_step import EnvironmentActions
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -224,26 +223,10 @@ class TensorEnvs(RolloutEnvs):
     def _none(self) -> Tensor:
         return torch.zeros(0, dtype=torch.long, device=self.device)
 
-    def _to_environment(self, actions: Tensor) -> Tensor:
-        """Convert actions (E, ...) on the device, as `GTrXLPolicy.to_environment` does on the host."""
-        shaped = actions.reshape(-1, *self.policy.action_space.shape)  # type: ignore[misc]
-        low, high = self._bounds
-        return (shaped + low if high is None else shaped.clamp(low, high)).to(self._dtype)
-
     @cached_property
-    def _bounds(self) -> tuple[Tensor, Tensor | None]:
-        """Bounds of a Box of actions; the start of discrete actions, and None."""
-        space = self.policy.action_space
-        device = self.device
-        if isinstance(space, spaces.Box):
-            return torch.as_tensor(space.low, device=device), torch.as_tensor(space.high, device=device)
-        start = np.asarray(discrete_start(space), np.int64)  # torch adds no uint16 to uint64
-        return torch.as_tensor(start, device=device), None
-
-    @cached_property
-    def _dtype(self) -> torch.dtype:
-        """Dtype of actions of the environment."""
-        return torch.as_tensor(np.empty(0, self.policy.action_space.dtype)).dtype
+    def _to_environment(self) -> EnvironmentActions:
+        """Conversion of actions on the device, as `GTrXLPolicy.to_environment` does on the host."""
+        return EnvironmentActions(self.policy.action_space).to(self.device)
 
 
 def rollout_envs(env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]) -> RolloutEnvs:

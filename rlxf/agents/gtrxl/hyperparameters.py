@@ -1,7 +1,6 @@
 """Hyperparameters of GTrXLPPO for the HParams tab of TensorBoard."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
@@ -41,9 +40,8 @@ def hyperparameters(
 
 def _choices(core: TransformerSpec) -> dict[str, Any]:
     """Return sizes and techniques of the core by name."""
-    chosen = {field.name: getattr(core, field.name) for field in fields(core)}
     length = None if core.memory is None else core.memory.length
-    return chosen | {"feed_forward": core.inner_width, "memory_length": length}
+    return vars(core.resolved()) | {"memory_length": length}
 
 
 def _task(env: VecEnv | None) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 
@@ -55,3 +57,17 @@ def as_step_input(x: Tensor) -> Tensor:
     The network itself converts real numbers to float32.
     """
     return (x.float() if x.is_floating_point() else x).contiguous()
+
+
+def normalized_space(space: spaces.Space[Any], normalizer: VecNormalize | None) -> spaces.Space[Any]:
+    """Return the space of the observations that a ``VecNormalize`` returns; it keeps that of the environment.
+
+    The Box spaces that it normalizes become float32.
+    """
+    if normalizer is None or not normalizer.norm_obs:
+        return space
+    if not isinstance(space, spaces.Dict):
+        return spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+    keys = normalizer.norm_obs_keys or ()
+    parts = {key: normalized_space(part, normalizer) if key in keys else part for key, part in space.items()}
+    return spaces.Dict(parts)

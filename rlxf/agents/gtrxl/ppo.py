@@ -19,7 +19,7 @@ from rlxf.agents.common.arguments import (
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.captured_function import supports_graphs
 from rlxf.agents.common.episode_statistics import EpisodeStatistics
-from rlxf.agents.common.losses import Distillation
+from rlxf.agents.common.losses import Distillation, check_distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
 from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.common.training_env import as_training_env, warn_of_ignored_n_envs
@@ -306,7 +306,8 @@ class GTrXLPPO(TrainingLoop):
             NumericalError: before the optimizer step, if returns, a loss or a gradient are NaN or infinite,
                 or a parameter is not finite or would make a recurrent state overflow.
         """
-        if not self.ranks.all_gather(self.rollout_buffer.weight).any():
+        weight = self.ranks.all_gather(self.rollout_buffer.weight)
+        if not weight.any():
             return  # all steps were lost because environments crashed
         reset_calibration(self.policy.transformer)
         buffer = self.rollout_buffer
@@ -318,18 +319,22 @@ class GTrXLPPO(TrainingLoop):
             buffer.check_finite(self.collector.env_numbers)
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
-            if not self.policy.value_net.update(self._values_at_trained_steps(buffer.returns)):
+            if not self.policy.value_net.update(self._values_at_trained_steps(buffer.returns, weight)):
                 buffer.values.fill_(float(self.policy.value_net.mean))  # the values that are clipped
-            metrics = self._update_policy()
-        self._log_update(metrics)
+            metrics = self._update_policy(weight)
+        self._log_update(metrics, weight)
         returns = buffer.returns[buffer.weight == 1]
         episodes = self.ep_info_buffer or ()
         scale = self.policy.value_net
         episode_returns = [info["r"] for info in episodes]
         self._diagnostics.check(metrics, returns, scale, episode_returns)
 
-    def _update_policy(self) -> dict[str, float]:
-        """Train for ``n_epochs`` passes over the rollout, fewer if ``target_kl`` is exceeded."""
+    def _update_policy(self, weight: Tensor) -> dict[str, float]:
+        """Train for ``n_epochs`` passes over the rollout, fewer if ``target_kl`` is exceeded.
+
+        Args:
+            weight: weights (E, steps) of the steps of all processes.
+        """
         algorithm = self._algorithm
         buffer = self.rollout_buffer
         update = algorithm.start_update(
@@ -338,7 +343,7 @@ class GTrXLPPO(TrainingLoop):
             target_kl=self.target_kl,
             accumulation_steps=self.gradient_accumulation_steps,
         )
-        advantages = self._normalized_advantages() if self.normalize_advantage else buffer.advantages
+        advantages = self._normalized_advantages(weight) if self.normalize_advantage else buffer.advantages
         segments = self.batch_size // self.segment_length
         for _ in range(self.n_epochs):
             self._n_updates += 1
@@ -346,16 +351,14 @@ class GTrXLPPO(TrainingLoop):
                 break
         return update.metrics()
 
-    def _normalized_advantages(self) -> Tensor:
+    def _normalized_advantages(self, weight: Tensor) -> Tensor:
         """Return the advantages (E, steps) of this process, normalized with those of all processes."""
-        buffer, ranks = self.rollout_buffer, self.ranks
         epsilon = self.advantage_epsilon * float(self.policy.value_net.deviation)
-        advantages, weight = ranks.all_gather(buffer.advantages), ranks.all_gather(buffer.weight)
-        return ranks.local_rows(normalize_advantages(advantages, weight, epsilon))
+        advantages = self.ranks.all_gather(self.rollout_buffer.advantages)
+        return self.ranks.local_rows(normalize_advantages(advantages, weight, epsilon))
 
-    def _values_at_trained_steps(self, x: Tensor) -> Tensor:
+    def _values_at_trained_steps(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the values of x (E, steps) of all processes at steps of weight 1, (N,)."""
-        weight = self.ranks.all_gather(self.rollout_buffer.weight)
         return self.ranks.all_gather(x)[weight == 1]
 
     def objective(self) -> PPOLoss:
@@ -379,13 +382,13 @@ class GTrXLPPO(TrainingLoop):
         super().set_random_seed(seed)
         self.order.manual_seed(int(torch.randint(2**62, (), device="cpu")))
 
-    def _log_update(self, metrics: dict[str, float]) -> None:
+    def _log_update(self, metrics: dict[str, float], weight: Tensor) -> None:
         buffer = self.rollout_buffer
         record = self.logger.record
         for name, value in metrics.items():
             record(f"train/{name}", value)
         values, returns = (
-            self._values_at_trained_steps(x).cpu().numpy() for x in (buffer.values, buffer.returns)
+            self._values_at_trained_steps(x, weight).cpu().numpy() for x in (buffer.values, buffer.returns)
         )
         record("train/explained_variance", explained_variance(values, returns))
         if (std := self.policy.mean_std()) is not None:
@@ -431,15 +434,18 @@ class GTrXLPPO(TrainingLoop):
             progress_bar: show a progress bar.
 
         Raises:
-            TypeError: if ``total_timesteps`` or ``log_interval`` is not a number.
-            ValueError: if they are out of range, spaces or device of the teacher differ, the teacher has a
-                datastore, or actor is unknown.
+            TypeError: if ``total_timesteps`` or ``log_interval`` is not a number, the teacher is not a
+                `GTrXLPPO`, or distillation not a `Distillation`.
+            ValueError: if numbers are out of range, the teacher is this agent, has other spaces or another
+                device, or has a datastore, or actor is unknown.
 
         Warns:
             UserWarning: if target_kl is set.
         """
         total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
         log_interval = as_log_interval(log_interval)
+        distillation = Distillation() if distillation is None else distillation
+        check_distillation(self, GTrXLPPO, teacher, distillation)
         self.ranks.check_single_process("distill")
         if self.target_kl is not None:
             warn_user(f"distill has no KL limit, target_kl={self.target_kl} has no effect")
@@ -447,7 +453,7 @@ class GTrXLPPO(TrainingLoop):
             student=self.policy,
             teacher=teacher.policy,
             n_envs=self.n_envs,
-            distillation=distillation or Distillation(),
+            distillation=distillation,
             actor=actor,
             generator=self.order,
         )

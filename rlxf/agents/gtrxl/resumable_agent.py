@@ -15,10 +15,10 @@ from rlxf.agents.common.episode_statistics import statistics_from_json, statisti
 from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.agent import GTrXLAgent
 from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
+from rlxf.agents.gtrxl.observations import normalized_space
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
-from rlxf.envs.vector import normalized_space
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
@@ -177,5 +177,4 @@ class ResumableAgent(GTrXLAgent):
         assert self.env is not None
         self._last_obs = None
         if self.seed is not None:
-            first = unused_seed(self.seed, self.num_timesteps)
-            self.env.seed(first + self.ranks.row_slice(self.n_envs).start)
+            self.env.seed(self._first_seed(unused_seed(self.seed, self.num_timesteps)))

@@ -149,13 +149,16 @@ class SegmentBuffer:
         older_length = memory.capacity - self.memory_length
         self.older = None if self._older_layer is None else state_buffer(1, older_length)
         self.step = 0
+        self._weight: Tensor | None = None
         self._per_environment = n_steps // segment_length
         self._n_segments = n_envs * self._per_environment
 
     @property
     def weight(self) -> Tensor:
         """Weights (E, steps): 1 for a step to train on, 0 for a filler row."""
-        return (self.index.episode[:, self.memory_length :] != EMPTY).to(self.rewards.dtype)
+        if self._weight is None:
+            self._weight = (self.index.episode[:, self.memory_length :] != EMPTY).to(self.rewards.dtype)
+        return self._weight
 
     @property
     def steps_index(self) -> TokenIndex:
@@ -174,6 +177,7 @@ class SegmentBuffer:
         if self.older is not None:
             self.older.clear()
         self.step = 0
+        self._weight = None
 
     def _state(self, select: Callable[[StateBuffer], State]) -> State:
         """Return the selected states of the last M steps, with those of older steps, if they are stored."""
@@ -216,6 +220,7 @@ class SegmentBuffer:
         if self.step % self.segment_length == 0:
             self.recurrent.add(self.step // self.segment_length, step.recurrent)
         self.recent.add(self.step, step.hidden, index)
+        self._weight = None
         self.step += 1
 
     def check_finite(self, environments: Sequence[int]) -> None:

@@ -51,7 +51,7 @@ class PolicyUpdate:
     compiled: CompiledPPOLosses | None = None
     _set_gradients: GradientSetter | None = field(default=None, init=False)
     _parameters: Sequence[nn.Parameter] = field(init=False)
-    _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list), init=False)
 
     def __post_init__(self) -> None:
         self._parameters = list(self.policy.parameters())

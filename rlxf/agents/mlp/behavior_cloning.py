@@ -1,9 +1,8 @@
 """Behavior cloning: imitation of all episodes of the data, or of those with the highest returns."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from stable_baselines3.common.type_aliases import Schedule
@@ -35,12 +34,6 @@ class BehaviorCloningConfig(MLPConfig):
 
     BOUNDS: ClassVar[dict[str, Rule]] = MLPConfig.BOUNDS | {"best": number(most=1, above=0)}
     best: float
-
-    def check(self) -> None:
-        """Check all numbers; errors as in `MLPConfig`."""
-        super().check()
-        if not 0 < self.best <= 1:
-            raise ValueError(f"best must be a share of the episodes above 0 and at most 1, got {self.best}")
 
 
 class BehaviorCloning(MLPAgent):
@@ -144,20 +137,11 @@ class BehaviorCloning(MLPAgent):
 
     def _set_dataset(self, trajectories: Trajectories) -> None:
         check_share(trajectories, self.best)
-        warn_of_equal_returns(trajectories, self.best)
         super()._set_dataset(trajectories)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
-        """Load an agent that `save` wrote; see `OfflineAgent.load`.
-
-        Warns:
-            UserWarning: if ``best`` is below 1 and all episodes of the training data have the same return.
-        """
-        agent = super().load(path, *args, **settings)
-        if agent.trajectories is not None:
-            warn_of_equal_returns(agent.trajectories, agent.best)
-        return agent
+    def _warn_of_data(self, trajectories: Trajectories) -> None:
+        super()._warn_of_data(trajectories)
+        warn_of_equal_returns(trajectories, self.best)
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return the windows that end at the steps of the chosen episodes, with K observations each.

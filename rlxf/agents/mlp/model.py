@@ -45,7 +45,7 @@ class MLPConfig(OfflineConfig):
 
     BOUNDS: ClassVar[dict[str, Rule]] = OfflineConfig.BOUNDS | {
         "hidden_sizes": HIDDEN_SIZES,
-        "dropout": number(0, 1),
+        "dropout": number(0, below=1),
     }
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = OfflineConfig.JSON | {
         "hidden_sizes": (list, tuple),
@@ -80,8 +80,6 @@ class MLPConfig(OfflineConfig):
         """
         super().check()
         self.objective.check_windows(1)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and less than 1, got {self.dropout}")
 
 
 @dataclass(frozen=True, eq=False)

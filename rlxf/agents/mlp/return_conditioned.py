@@ -27,7 +27,6 @@ from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import differ_beyond_rounding
 from rlxf.data.sampling import Sampling
 from rlxf.training.json_rules import Rule, number
-from rlxf.utils.checks import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +38,6 @@ class ReturnConditionedMLPConfig(MLPConfig):
 
     BOUNDS: ClassVar[dict[str, Rule]] = MLPConfig.BOUNDS | {"return_scale": number(above=0)}
     return_scale: float | None
-
-    def check(self) -> None:
-        """Check all numbers; errors as in `MLPConfig`."""
-        super().check()
-        if self.return_scale is not None:
-            check_positive("return_scale", self.return_scale)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns."""

@@ -224,6 +224,9 @@ class OfflineAgent(OfflineAlgorithm):
             DatasetError: if the dataset's spaces differ from the checkpoint's.
             ValueError: if the device does not exist.
             TypeError: if the constructor has no such argument.
+
+        Warns:
+            UserWarning: about properties of the training data, as in the constructor.
         """
         agent = super().load(path, dataset, device, sha256, **settings)
         if env is not None:
@@ -244,21 +247,9 @@ class TargetReturnAgent(OfflineAgent):
         """True if the agent is trained on data whose episodes all have the same return, with a warning."""
         return self.return_conditioned
 
-    def _set_dataset(self, trajectories: Trajectories) -> None:
-        super()._set_dataset(trajectories)
+    def _warn_of_data(self, trajectories: Trajectories) -> None:
+        super()._warn_of_data(trajectories)
         warn_of_returns(trajectories, self.allows_equal_returns)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *args: Any, **settings: Any) -> Self:  # type: ignore[override]
-        """Load an agent that `save` wrote; see `OfflineAgent.load`.
-
-        Warns:
-            UserWarning: if all episodes of the training data have the same return, or do not end.
-        """
-        agent = super().load(path, *args, **settings)
-        if agent.trajectories is not None:
-            warn_of_returns(agent.trajectories, agent.allows_equal_returns)
-        return agent
 
     def set_env(self, env: VecEnv, force_reset: bool = True) -> None:  # type: ignore[override]
         """Set the environment for callbacks, wrapped in `rlxf.envs.ReturnToGo` if the agent needs a target.

@@ -92,10 +92,14 @@ class OfflineAlgorithm(OfflineTrainingLoop):
     def _set_dataset(self, trajectories: Trajectories) -> None:
         """Set the training data, and derive from it the settings that are None."""
         self.dataset_info = DatasetInfo.of(trajectories)
-        warn_of_other_returns(trajectories)
-        warn_of_narrow_actions(trajectories)
+        self._warn_of_data(trajectories)
         self.trajectories = trajectories
         vars(self).update(self.config.settings_from_data(trajectories))
+
+    def _warn_of_data(self, trajectories: Trajectories) -> None:
+        """Warn about training data from which the agent may not learn as intended."""
+        warn_of_other_returns(trajectories)
+        warn_of_narrow_actions(trajectories)
 
     def _setup_model(self) -> None:
         info = self.dataset_info
@@ -227,7 +231,7 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         check_spaces_match(self.dataset_info, trajectories.observation_space, trajectories.action_space)
         self.policy.check_episodes(trajectories, np.arange(trajectories.episodes))
         self.policy.check_data(trajectories, self.device)
-        warn_of_narrow_actions(trajectories)
+        self._warn_of_data(trajectories)
         self.trajectories = trajectories
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

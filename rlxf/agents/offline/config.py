@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Self
+from types import NoneType
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from stable_baselines3.common.type_aliases import Schedule
 
 from rlxf.agents.common.accumulation import check_accumulation_steps
-from rlxf.agents.common.checkpoint import MAX_NUMPY_SEED, SEED_RULE, SEED_VALUE, setting_rules
+from rlxf.agents.common.checkpoint import SEED_RULE, SEED_VALUE, setting_rules
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.attention.registry import technique_to_json
 from rlxf.data import Trajectories
 from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme
-from rlxf.data.splits import check_fraction
 from rlxf.training import CheckpointError
 from rlxf.training.json_rules import NOTHING, Rule, number, whole
 from rlxf.training.schedules import (
@@ -29,7 +29,7 @@ from rlxf.training.schedules import (
     schedule_to_text,
 )
 from rlxf.training.tensorboard import HyperparameterValue, to_hyperparameters
-from rlxf.utils.checks import check_int, check_not_negative, check_positive
+from rlxf.utils.checks import check_finite_number, check_int
 from rlxf.utils.names import instance_from_json
 
 Converter = Callable[[Any], Any]
@@ -56,13 +56,13 @@ class OfflineConfig:
         "max_grad_norm": number(above=0),
         "seed": SEED_RULE,
         "verbose": whole(0),
-        "weight_averaging": number(0, 1) | NOTHING,
-        "validation_share": number(0, 1) | NOTHING,
+        "weight_averaging": number(above=0, below=1) | NOTHING,
+        "validation_share": number(above=0, below=1) | NOTHING,
         "validation_seed": SEED_VALUE,
         "gradient_accumulation_steps": whole(1),
         "precision": PRECISION_RULE,
     }
-    """Ranges of stored numbers; the annotations define the types of the other settings."""
+    """Ranges of numbers, in files and in the constructor; annotations define the types of other settings."""
     JSON: ClassVar[dict[str, tuple[Converter, Converter]]] = {
         "learning_rate": (schedule_to_json, schedule_from_json),
         "sampling": technique_converter("sampling", SAMPLINGS),
@@ -136,31 +136,19 @@ class OfflineConfig:
         if not isinstance(self.sampling, SamplingScheme):
             choices = ", ".join(f"{name}()" for name in SAMPLINGS)
             raise TypeError(f"sampling must be one of {choices}, got {self.sampling!r}")
-        self._check_types()
-        self._check_ranges()
+        self._check_values()
         check_accumulation_steps(self.gradient_accumulation_steps, self.batch_size, "number of windows")
 
-    def _check_types(self) -> None:
-        """Raise TypeError unless each setting has a type that `from_json` accepts."""
-        values = self._json_values()
-        names = [field.name for field in fields(self)]
-        for name, rule in setting_rules(type(self), names, {}).items():
-            value = 0.5 if isinstance(values[name], float) else values[name]  # ranges are checked later
-            if not rule.holds(value):
-                allowed = rule.allowed.replace("null", "None")
-                raise TypeError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-
-    def _check_ranges(self) -> None:
-        """Raise ValueError unless each number is in its range."""
-        check_sizes(context_length=self.context_length, batch_size=self.batch_size)
-        check_not_negative("weight_decay", self.weight_decay)
-        check_positive("max_grad_norm", self.max_grad_norm)
-        check_fraction("weight_averaging", self.weight_averaging)
-        check_fraction("validation_share", self.validation_share)
-        counts = {"warmup_updates": sys.maxsize, "verbose": sys.maxsize}
-        for name, most in (counts | {"validation_seed": MAX_NUMPY_SEED, "seed": MAX_NUMPY_SEED}).items():
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), least=0, most=most)
+    def _check_values(self) -> None:
+        """Raise an error unless the rules allow all settings; those that follow from the data may be None."""
+        rules, values = self.rules(), self._json_values()
+        for field in fields(self):
+            rule, value = rules[field.name], values[field.name]
+            if NoneType in get_args(field.type) and not rule.holds(None):
+                rule = rule | NOTHING
+            rule.check_argument(field.name, value)
+            if type(value) in (int, float):
+                check_finite_number(field.name, value)
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the settings that are None and follow from the training data, with their values."""

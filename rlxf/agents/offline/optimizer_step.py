@@ -51,7 +51,7 @@ class OfflineUpdate:
     ranks: ProcessGroup = field(default_factory=process_group)
     compiled: CompiledLosses | None = None
     _set_gradients: GradientSetter | None = field(default=None, init=False)
-    _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list), init=False)
 
     @property
     def acting(self) -> OfflineModel:

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from rlxf.agents.common.checkpoint import state_memory, window_memory
 from rlxf.agents.common.compiled_losses import check_transformer
 from rlxf.agents.common.numerics import check_outputs
 from rlxf.agents.common.weights import check_stored_parameters, core_error_context
-from rlxf.agents.offline.config import Converter, OfflineConfig, check_sizes
+from rlxf.agents.offline.config import Converter, OfflineConfig
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
@@ -26,7 +26,6 @@ from rlxf.attention.dropout import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.training.json_rules import Rule, number, whole
-from rlxf.utils.checks import check_positive
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""
@@ -73,13 +72,6 @@ class TrajectoryConfig(OfflineConfig):
         """Number of context windows that an acting step of one environment processes at once."""
         return 1
 
-    def check(self) -> None:
-        """Check all numbers; errors as in `OfflineConfig`."""
-        super().check()
-        check_sizes(episode_length=self.episode_length)
-        if self.return_scale is not None:
-            check_positive("return_scale", self.return_scale)
-
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
         """Return the scale of returns, and the number of time-step embeddings."""
         derived = {
@@ -97,8 +89,7 @@ class TrajectoryConfig(OfflineConfig):
 
     def _loggable_settings(self) -> dict[str, Any]:
         settings = {name: value for name, value in super()._loggable_settings().items() if name != "core"}
-        core = {field.name: getattr(self.core, field.name) for field in fields(self.core)}
-        return settings | core | {"feed_forward": self.core.inner_width}
+        return settings | vars(self.core.resolved())
 
 
 def default_return_scale(data: Trajectories) -> float:

@@ -48,8 +48,11 @@ class WeightAverage:
         self.acting = acting
         self.decay = decay
         self.updates = 0
-        self._averaged = [name for name, _ in trained.named_parameters() if not name.startswith(copied)]
-        self._copied = [name for name, _ in trained.named_parameters() if name.startswith(copied)]
+        own, new = dict(acting.named_parameters()), dict(trained.named_parameters())
+        names = [name for name in new if not name.startswith(copied)]
+        self._averages: list[Tensor] = [own[name] for name in names]
+        self._weights: list[Tensor] = [new[name] for name in names]
+        self._copies = [(own[name], new[name]) for name in new if name.startswith(copied)]
 
     def begin(self) -> None:
         """Before the first averaged update, give the trained model the weights of the acting one.
@@ -64,11 +67,9 @@ class WeightAverage:
         """Add the weights of the trained model to the average."""
         self.updates += 1
         gain = (1 - self.decay) / (1 - self.decay**self.updates)
-        trained, acting = (_parameters(model) for model in (self.trained, self.acting))
-        averages, weights = ([model[name] for name in self._averaged] for model in (acting, trained))
-        torch._foreach_lerp_(averages, weights, gain)
-        copies = zip(self.acting.buffers(), self.trained.buffers(), strict=True)
-        for own, new in [*copies, *((acting[name], trained[name]) for name in self._copied)]:
+        torch._foreach_lerp_(self._averages, self._weights, gain)
+        buffers = zip(self.acting.buffers(), self.trained.buffers(), strict=True)
+        for own, new in [*buffers, *self._copies]:
             own.copy_(new)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
@@ -98,7 +99,3 @@ class WeightAverage:
         self.trained.check_stored_parameters(weights)
         self.trained.load_state_dict(weights)
         self.updates = int(updates)
-
-
-def _parameters(model: OfflineModel) -> dict[str, Tensor]:
-    return dict(model.named_parameters())

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlxf.attention.patterns.base import Pattern, Window
-from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, Segments, checked_segments
+from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, SegmentLengths, checked_segments
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_int
 
@@ -44,7 +44,7 @@ class ETC(ExtraTokens):
     global_tokens: int | tuple[int, ...] = 4
     farthest: int | None = None
     global_input: GlobalInput = "learned"
-    segments: Segments = None
+    segments: SegmentLengths = None
 
     def __post_init__(self) -> None:
         check_int("ETC radius", self.radius, least=0)
@@ -61,7 +61,7 @@ class ETC(ExtraTokens):
             )
 
     @property
-    def own_segments(self) -> Segments:
+    def own_segments(self) -> SegmentLengths:
         return self.segments
 
     @property

@@ -53,12 +53,12 @@ def checked_positions(
     return tuple(sorted(positions))
 
 
-Segments = int | tuple[int, ...] | None
+SegmentLengths = int | tuple[int, ...] | None
 """Segments of the tokens that are not global: their length, or the length of each; None for no segments."""
 
 
-def checked_segments(name: str, value: Any) -> Segments:
-    """Return an option of type `Segments` after checks; a list from JSON becomes a tuple.
+def checked_segments(name: str, value: Any) -> SegmentLengths:
+    """Return an option of type `SegmentLengths` after checks; a list from JSON becomes a tuple.
 
     Raises:
         TypeError: if a length is not an int.
@@ -77,7 +77,7 @@ def checked_length(name: str, value: Any) -> int:
     return int(value)
 
 
-def segment_of(token: Tensor, segments: Segments) -> Tensor:
+def segment_of(token: Tensor, segments: SegmentLengths) -> Tensor:
     """Return the segment of each token, counted from the first one that is not global.
 
     Tokens and segments are int64 of any shape; tokens without a segment have a negative number.
@@ -143,7 +143,7 @@ class GlobalTokens(Pattern):
         return LocalQueries(tokens, far, self.local), GlobalQueries(tokens, far, self.own_segments)
 
     @property
-    def own_segments(self) -> Segments:
+    def own_segments(self) -> SegmentLengths:
         """Segments such that global token n sees only segment n; by default none: it sees all tokens."""
         return None
 
@@ -223,7 +223,7 @@ class _QueryRule(Pattern):
 class GlobalQueries(_QueryRule):
     """Keys visible to global tokens: all within distance ``far``, or only those of their own segment."""
 
-    segments: Segments = None
+    segments: SegmentLengths = None
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         visible = is_global(i, self.global_tokens) & ((i - j).abs() <= self.far)

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.patterns.global_attention import is_global, number_of_kind
-from rlxf.attention.patterns.global_tokens import Segments, checked_positions, checked_segments, segment_of
+from rlxf.attention.patterns.global_tokens import (
+    SegmentLengths,
+    checked_positions,
+    checked_segments,
+    segment_of,
+)
 from rlxf.attention.positions.base import PairwiseLayerPosition, PairwisePosition
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_int
@@ -51,7 +56,7 @@ class ETCLabels(PairwisePosition):
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
     max_distance: int = 16
     global_tokens: int | tuple[int, ...] = 4
-    segment: Segments = None
+    segment: SegmentLengths = None
     outside: int | None = None
 
     def __post_init__(self) -> None:

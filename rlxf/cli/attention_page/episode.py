@@ -13,6 +13,7 @@ from PIL import Image
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.cli.playback import IMAGES, Task
+from rlxf.envs.wrappers import reset_env
 from rlxf.evaluation.rollout import play
 from rlxf.evaluation.video import FrameRecorder, check_rendering
 from rlxf.utils.warnings import warn_user
@@ -61,7 +62,7 @@ class StepRecorder(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the environment and keep the observation."""
-        result = super().reset(seed=seed, options=options)
+        result = reset_env(self.env, seed, options)
         self._observation = result[0]
         return result
 

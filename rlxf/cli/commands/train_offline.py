@@ -16,7 +16,7 @@ from rlxf.agents.offline.objectives import OBJECTIVES
 from rlxf.agents.pretraining import MaskedPretraining, as_predicted_tokens
 from rlxf.attention import TransformerSpec
 from rlxf.cli.baselines import evaluate_baselines, report_baselines, report_missing_baselines
-from rlxf.cli.choices import parse_choice
+from rlxf.cli.choices import choice_to_text, parse_choice
 from rlxf.cli.evaluated_training import default_interval
 from rlxf.cli.offline_options import (
     Datasets,
@@ -213,7 +213,7 @@ class TrainDecisionTransformer(EvaluatedOfflineTraining):
         learner = {**PUBLISHED[name]}
         chosen: dict[str, Any] = {"settings": name, "core": learner.pop("core")}
         learner["learning_rate"] = str(schedule_to_text(learner["learning_rate"]))
-        learner["objective"] = type(learner.get("objective", Imitation())).__name__
+        learner["objective"] = choice_to_text(learner.get("objective", Imitation()))
         return cls(dataset=tyro.MISSING, learner=OfflineOptions(**learner), **chosen)
 
     @classmethod

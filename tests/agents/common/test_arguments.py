@@ -219,6 +219,12 @@ def test_calls_with_a_state_start_the_count_again():
     assert warning_files(play) == []
 
 
+def test_starts_are_not_read_if_there_is_a_state():
+    """Reading a mask would wait for an accelerator in each step."""
+    unreadable = torch.ones(2, dtype=torch.bool, device="meta")
+    MissingStateWarning().record_start("state", unreadable, given=True)
+
+
 @pytest.mark.parametrize("number", [1e2, np.int64(100), np.float32(100)], ids=repr)
 def test_whole_numbers_of_other_types_are_ints(number):
     assert type(as_whole_number("steps", number, least=1)) is int

@@ -334,7 +334,7 @@ def test_an_incompatible_teacher_is_refused(data, objective, message):
             TypeError,
             "teacher must be a DecisionTransformer, got <.*MaskedPretraining",
         ),
-        (None, {}, ValueError, "another agent than the student"),
+        (None, {}, ValueError, "teacher and student are the same agent"),
         (small_agent(), {"distillation": 0.5}, TypeError, "distillation must be a Distillation, .* got 0.5"),
     ],
     ids=["path", "class", "self", "distillation"],

@@ -264,9 +264,11 @@ def test_actions_that_use_a_small_part_of_their_bounds_warn_when_the_data_are_gi
     assert warned_of(lambda: agent.load(tmp_path / "agent", narrow, device="cpu")) == [message]
 
 
-def test_returns_of_other_rewards_warn():
+def test_returns_of_other_rewards_warn(tmp_path):
     data = some_trajectories(lengths=(2, 3))
     changed = replace(data, rewards=data.rewards + np.array([0, 0, 1, 0, 0], np.float32))
-    (message,) = warned_of(lambda: DecisionTransformer(changed, core=TINY, context_length=2, device="cpu"))
+    settings = {"core": TINY, "context_length": 2, "device": "cpu"}
+    (message,) = warned_of(lambda: DecisionTransformer(changed, **settings).save(tmp_path / "agent"))
+    assert warned_of(lambda: DecisionTransformer.load(tmp_path / "agent", changed, device="cpu")) == [message]
     assert message.startswith("the rewards and the returns-to-go of the data differ in 1 steps: in step 2,")
     assert "use Trajectories.with_rewards(rewards)" in message

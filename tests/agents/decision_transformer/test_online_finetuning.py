@@ -192,6 +192,17 @@ def test_collection_and_updates_alternate(agent, tmp_path):
     assert rows["rolloutep_rew_mean"][-1] > 5, "no episode has ended"
 
 
+def test_counts_may_be_whole_numbers_of_other_types(agent):
+    counts = {"n_envs": 2.0, "round_steps": 6e0, "round_updates": np.int64(1), "replay_episodes": 1e3}
+    agent.learn_online(1.2e1, 20.0, **counts)
+    assert agent.num_timesteps == 12
+
+
+def test_object_that_is_no_environment_is_refused(agent):
+    with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got 3"):
+        agent.learn_online(12, 20.0, env=3)
+
+
 def test_environments_have_the_target_return(agent):
     env = make_vec_env("CartPole-v1", 2)
     agent.learn_online(12, target_return=33.0, env=env, round_steps=6, round_updates=1)

@@ -84,6 +84,17 @@ def test_observations_are_normalised_as_in_training():
     assert np.array_equal(raw.risk, one.calibrate(wrapped, thresholds=(0.5,), episodes=6, seed=0).risk)
 
 
+def test_statistics_of_the_training_are_not_changed():
+    env = VecNormalize(scripts(shifted(3)), norm_reward=False)
+    one = small_agent(env, core=replace(small_core(), layers=3, depth=CALM("classifier")))
+    one.learn(one.n_steps * one.n_envs)
+    before = env.obs_rms.mean.copy(), env.obs_rms.count
+    one.calibrate(one.get_env(), thresholds=(0.5,), episodes=6, seed=0)
+    assert (env.obs_rms.mean == before[0]).all()
+    assert env.obs_rms.count == before[1]
+    assert env.training
+
+
 def test_missing_statistics_are_refused():
     one = agent()
     one.normalized_observations = True
@@ -210,7 +221,7 @@ def test_bad_input():
         calibrate_small(agent(small_core().depth))
     with pytest.raises(ValueError, match=r"only a core with depth=CALM.*DepthAdaptive"):
         calibrate_small(agent(DepthAdaptive()))
-    with pytest.raises(ValueError, match="Action spaces do not match"):
+    with pytest.raises(ValueError, match="the environments do not fit the agent: action space"):
         agent().calibrate(scripts(shifted(2), action_space=spaces.Discrete(5)))
 
 

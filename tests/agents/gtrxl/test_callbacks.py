@@ -15,6 +15,7 @@ from stable_baselines3.common.logger import configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO
+from rlxf.agents.common.parameter_groups import parameter_groups
 from rlxf.agents.gtrxl.callbacks import (
     HISTOGRAM_VALUES,
     AttentionMapCallback,
@@ -25,7 +26,6 @@ from rlxf.agents.gtrxl.callbacks import (
     last_segments,
     mean_attention_distance,
     memory_attention_share,
-    parameter_groups,
     segment_mask,
     subsample,
 )

@@ -422,6 +422,14 @@ def test_teacher_with_datastore_is_rejected(actions, head):
     assert not same(before, parameters(student))
 
 
+def test_other_teachers_and_losses_are_rejected():
+    student, teacher = pair()
+    with pytest.raises(TypeError, match=r"teacher must be a GTrXLPPO, got 'agent\.zip'; open a file with"):
+        student.distill("agent.zip", 48)
+    with pytest.raises(TypeError, match=r"distillation must be a Distillation, .* got 0\.0"):
+        student.distill(teacher, 48, distillation=0.0)
+
+
 def test_agent_cannot_be_its_own_teacher():
     student, _ = pair()
     with pytest.raises(ValueError, match="teacher and student are the same agent"):

@@ -139,7 +139,7 @@ def test_normalize_advantage_false_keeps_advantages():
         buffer = next(iter(rollouts(agent, 1)))
         seen = []
         buffer.minibatches = lambda segments, advantages, *others: seen.append(advantages) or iter(())
-        agent._update_policy()
+        agent._update_policy(buffer.weight)
         return buffer.advantages, seen[0]
 
     raw, used = objective_of(False)

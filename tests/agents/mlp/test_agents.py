@@ -61,9 +61,7 @@ def test_all_episodes_define_normalization_and_range_of_returns():
 
 @pytest.mark.parametrize("best", [0, -0.1, 1.1, float("nan")])
 def test_shares_out_of_range_are_errors(best):
-    with pytest.raises(
-        ValueError, match=r"best must be (a share of the episodes above 0 and at most 1|finite)"
-    ):
+    with pytest.raises(ValueError, match="best must be a finite number of more than 0 and at most 1, got"):
         small_mlp(best=best)
 
 
@@ -95,7 +93,7 @@ def test_a_share_of_few_episodes_is_an_error(tmp_path):
             "must be an object of class Sequence, got 5",
         ),
         ("BehaviorCloning", {"objective": "Imitation"}, TypeError, "class Imitation or MaximumEntropy or Q"),
-        ("BehaviorCloning", {"best": "all"}, TypeError, "best must be a number, got 'all'"),
+        ("BehaviorCloning", {"best": "all"}, TypeError, "best must be a finite number of .* got 'all'"),
         (
             "ReturnConditionedMLP",
             {"return_scale": None},
@@ -153,7 +151,7 @@ def test_returns_that_differ_by_rounding_are_equal(tmp_path):
 
 @pytest.mark.parametrize("name", ["best", "dropout"])
 def test_numbers_of_wrong_type_are_refused(name):
-    with pytest.raises(TypeError, match=f"{name} must be a number, got 'x'"):
+    with pytest.raises(TypeError, match=f"{name} must be a finite number of .* got 'x'"):
         BehaviorCloning(some_trajectories(lengths=LENGTHS), **{name: "x"}, **TINY)
 
 

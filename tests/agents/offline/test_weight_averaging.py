@@ -261,7 +261,7 @@ def test_a_failed_update_leaves_the_average(monkeypatch):
     "kind", [DecisionTransformer, BehaviorCloning, ReturnConditionedMLP, MaskedPretraining]
 )
 def test_decays_out_of_range_are_errors(kind, value):
-    with pytest.raises(ValueError, match=r"weight_averaging must be (above 0 and below 1|finite), got"):
+    with pytest.raises(ValueError, match=r"weight_averaging must be .* more than 0 and less than 1 or None"):
         kind(some_trajectories(), weight_averaging=value)
 
 
