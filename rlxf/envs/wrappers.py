@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
@@ -221,10 +222,12 @@ class ReturnToGo(VecEnvWrapper):
     Raises:
         ValueError: if a target is not finite, the number of targets is neither 1 nor E, ``venv`` is already
             conditioned on a return, or a ``VecNormalize`` scales its rewards.
-        TypeError: if the observation is a Dict or a Tuple with parts that cannot be flattened.
+        TypeError: if ``venv`` is not a VecEnv, or the observation is a Dict or a Tuple with parts that cannot
+            be flattened.
     """
 
     def __init__(self, venv: VecEnv, target_return: float | ArrayLike):
+        _check_vec_env(venv)
         if is_return_conditioned(venv.observation_space):
             raise ValueError(f"the observations of {venv} already have a return-to-go: set its target_return")
         normalizer = unwrap_vec_normalize(venv)
@@ -309,6 +312,19 @@ class ReturnToGo(VecEnvWrapper):
             state = self._with_condition(encoded)
             added = {key: value[row] for key, value in state.items() if key != "observation"}
             info["terminal_observation"] = {"observation": encoded, **added}
+
+
+def _check_vec_env(venv: Any) -> None:
+    """Raise TypeError unless ``venv`` is a VecEnv; the message has the conversion of other environments."""
+    if isinstance(venv, VecEnv):
+        return
+    given = f"got {type(venv).__name__}"
+    if isinstance(venv, VectorEnv):
+        raise TypeError(f"ReturnToGo needs a VecEnv, {given}: pass rlxf.envs.as_vec_env(env)")
+    raise TypeError(
+        f"ReturnToGo needs a VecEnv, {given}: pass rlxf.envs.make_vec_env(ID_OR_FUNCTION, n_envs), for an "
+        f"existing environment make_vec_env(lambda: env, 1)"
+    )
 
 
 def encoded_observation_space(observation_space: Space) -> Space:
