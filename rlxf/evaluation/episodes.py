@@ -6,6 +6,7 @@ from functools import partial
 from operator import index
 from typing import Any, TypedDict, Unpack, overload
 
+import numpy as np
 import torch
 from rich.progress import Progress
 from stable_baselines3.common.logger import Logger
@@ -116,8 +117,9 @@ def evaluate(
         ValueError: if episodes or n_envs is less than 1, there is no environment, a target is not finite,
             ``target_returns`` is passed for an agent that is not conditioned on a return, or a reward or an
             observation is NaN or infinite (the message has the environment and the step).
-        TypeError: if the agent has no ``predict``, ``env`` is not an environment or an id, or an agent that
-            is conditioned on a return gets no target, neither by ``target_returns`` nor by `ReturnToGo`.
+        TypeError: if the agent has no ``predict``, episodes or n_envs is not an int, ``env`` is not an
+            environment or an id, or an agent that is conditioned on a return gets no target, neither by
+            ``target_returns`` nor by `ReturnToGo`.
 
     Warns:
         UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is a
@@ -218,6 +220,8 @@ def warn_of_one_episode(episodes: int) -> None:
 def _check(agent: object, episodes: int, n_envs: int) -> None:
     check_has_predict(agent)
     for name, value in (("episodes", episodes), ("n_envs", n_envs)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a whole number, such as 100, got {value!r}")
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
 
