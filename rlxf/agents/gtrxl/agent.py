@@ -275,7 +275,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         know their order of axes: images then have channels first, as in the agent's ``observation_space``.
 
         Args:
-            path: file to write.
+            path: file to write; missing folders are created.
             format: "onnx", or "torch" for a program of torch.export; None for that of the suffix, .onnx or
                 .pt2.
             n_envs: number of environments in each step.
