@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.envs.action_replay import ActionReplay
 from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_curriculum, check_stages
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
-from rlxf.envs.spaces import check_playable
+from rlxf.envs.spaces import check_has_spaces, check_playable
 from rlxf.envs.specs import (
     VECTOR_ARGUMENTS,
     creation_errors,
@@ -284,6 +284,7 @@ def _wrapper(
     wrappers = [wrapper_class or _WRAPPERS.get(package_of(env_id), lambda env: env), ActionReplay, *outer]
 
     def wrap(env: gymnasium.Env) -> gymnasium.Env:
+        check_has_spaces(env)
         for wrapper in wrappers:
             env = wrapper(env)
         check_playable(env.observation_space, env.action_space)

@@ -1,5 +1,6 @@
 """Policies for vectors, images and Dict observations, and the choice between them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from gymnasium import spaces
@@ -103,6 +104,15 @@ def check_policy(
         f"{policy.__name__} does not support the observation space {observation_space}; "
         f"use {default_policy_name(observation_space)!r}"
     )
+
+
+def check_policy_kwargs(policy_kwargs: Any) -> None:
+    """Raise TypeError unless the argument ``policy_kwargs`` is None or a mapping of names."""
+    if not isinstance(policy_kwargs, Mapping | None):
+        raise TypeError(
+            f"policy_kwargs must be a dict of arguments of the policy, such as "
+            f"{{'normalize_images': False}}, got {policy_kwargs!r}"
+        )
 
 
 SMALLEST_IMAGE = 36

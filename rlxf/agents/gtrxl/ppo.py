@@ -34,7 +34,7 @@ from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
-from rlxf.agents.gtrxl.policies import check_policy, warn_of_flattened_images
+from rlxf.agents.gtrxl.policies import check_policy, check_policy_kwargs, warn_of_flattened_images
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde
@@ -214,6 +214,7 @@ class GTrXLPPO(TrainingLoop):
         _init_setup_model: bool = True,
     ):
         config = PPOConfig.from_arguments(locals())
+        check_policy_kwargs(policy_kwargs)
         check_device(device)
         check_precision(precision, get_device(device))
         if env is None and _init_setup_model:

@@ -178,6 +178,29 @@ def test_no_environment():
         small_agent(None)
 
 
+def test_no_environment_in_set_env():
+    agent = small_agent(TMAZE)
+    with pytest.raises(TypeError, match="set_env needs an environment, got None"):
+        agent.set_env(None)
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+@pytest.mark.parametrize("make", [lambda each: each(), lambda each: make_vec_env(each, 1)], ids=["Env", "id"])
+def test_environment_without_a_space(make, name):
+    class Spaceless(gymnasium.Env):
+        observation_space, action_space = VECTOR, spaces.Discrete(2)
+
+    delattr(Spaceless, name)
+    with pytest.raises(TypeError, match=f"Spaceless instance> has no {name}: set it to a space"):
+        small_agent(make(Spaceless))
+
+
+@pytest.mark.parametrize("value", ["x", [("net_arch", [])]])
+def test_policy_kwargs_of_wrong_type(value):
+    with pytest.raises(TypeError, match="policy_kwargs must be a dict of arguments of the policy"):
+        small_agent(TMAZE, policy_kwargs=value)
+
+
 @pytest.mark.parametrize("env", [5, ["CartPole-v1"], gymnasium.Env], ids=str)
 def test_env_of_wrong_type(env):
     with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got"):
