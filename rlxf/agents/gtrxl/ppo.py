@@ -152,8 +152,8 @@ class GTrXLPPO(TrainingLoop):
             those of SB3's PPO and RecurrentPPO the message names the alternative.
 
     Warns:
-        UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports, or ``n_envs`` is
-            chosen and ``env`` is an object with another number of environments.
+        UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, or
+            ``n_envs`` is chosen and ``env`` is an object with another number of environments.
     """
 
     batch_size: int

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import ReshapeObservation, TimeLimit
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -269,6 +269,26 @@ def test_policy_for_another_observation_space(policy, observation_space, right):
     message = rf"{policy} does not support the observation space .*; use '{right}'"
     with pytest.raises(ValueError, match=message):
         small_agent(Scripted(observation_space=observation_space), policy)
+
+
+def test_grayscale_images_need_an_axis_of_channels():
+    space = spaces.Box(0, 255, (40, 36), np.uint8)
+    advice = r"GrayscaleObservation\(env, keep_dim=True\) or ReshapeObservation\(env, \(40, 36, 1\)\)"
+    with pytest.raises(ValueError, match=advice):
+        small_agent(Scripted(observation_space=space), "CnnGTrXLPolicy")
+    env = ReshapeObservation(Scripted(observation_space=space), (40, 36, 1))
+    small_agent(env, "CnnGTrXLPolicy", n_envs=1)
+    with pytest.warns(UserWarning, match=rf"flattens images of shape \(40, 36\).*{advice}"):
+        small_agent(Scripted(observation_space=space), "MlpGTrXLPolicy", n_envs=1)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Box(0, 255, (40, 20), np.uint8), spaces.Box(0, 255, (40, 40), np.float32)], ids=str
+)
+def test_other_matrices_are_flattened_without_a_warning(space):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(Scripted(observation_space=space), "MlpGTrXLPolicy", n_envs=1)
 
 
 def test_images_of_real_numbers_need_an_argument():
