@@ -165,6 +165,8 @@ class Recorder(VecEnvWrapper):
         """Step all environments and record the results."""
         try:
             observations, rewards, dones, infos = self.venv.step_wait()
+        except FaultyEnvironmentError:
+            raise
         except Exception as error:  # environments may raise any exception
             raise FaultyEnvironmentError(f"an environment failed: {error!r}") from error
         fillers = is_filler(infos)

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from rlxf.data.encoders import observation_encoder
 from rlxf.data.spaces import discrete_start
+from rlxf.envs.gym_api import check_info, checked_reset, raise_interface_error
 from rlxf.envs.spaces import batch_of_one, check_spaces, is_filler
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
@@ -31,7 +32,7 @@ class TransparentWrapper(gymnasium.Wrapper):
 
     def reset_inner(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset the wrapped environment; older environments take no options, so None is not passed."""
-        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
+        return checked_reset(self.env, seed=seed, **({} if options is None else {"options": options}))
 
 
 class OwnLastObservation(TransparentWrapper):
@@ -41,9 +42,25 @@ class OwnLastObservation(TransparentWrapper):
     observation array, the reset would replace the last observation.
     """
 
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment."""
+        return self.reset_inner(seed, options)
+
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        """Step the environment.
+
+        Raises:
+            FaultyEnvironmentError: if ``step`` does not have the interface of Gymnasium.
+        """
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        except (TypeError, ValueError) as error:
+            raise_interface_error("step", self.env, error)
+            raise
+        if type(info) is not dict:  # the test itself would be a call in every step
+            check_info("step", self.env, info)
         if terminated or truncated:
             observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
