@@ -306,6 +306,12 @@ def test_the_fault_of_an_observation_is_named(agents, case):
         agents[name].predict(observation)
 
 
+def test_too_large_observations_are_named(agents):
+    message = r"tokens reach .*e\+.*: observations, actions or returns are too large; normalize them"
+    with pytest.raises(NumericalError, match=message):
+        agents["vector"].predict(np.full(VECTOR.shape, 1e30, np.float32))
+
+
 @pytest.mark.parametrize("name", SPACES)
 def test_whole_numbers_of_any_dtype_are_accepted(agents, name):
     space = SPACES[name]
