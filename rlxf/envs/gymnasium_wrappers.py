@@ -22,7 +22,7 @@ REWARDS = (
     vector.TransformReward,
     vector.VectorizeTransformReward,
 )
-"""Wrappers that change rewards; `ClipReward` is derived from one of them."""
+"""Wrappers that change rewards; ``ClipReward`` is derived from one of them."""
 
 
 def warn_of_unsaved_statistics(env: VecEnv) -> None:
@@ -66,7 +66,7 @@ def _wrappers_of(env: VecEnv) -> Iterator[Any]:
     Environments in other processes are left out.
     """
     inner: Any = env.unwrapped
-    each = inner.env if isinstance(inner, GymnasiumVecEnv) else None
+    each: Any = inner.env if isinstance(inner, GymnasiumVecEnv) else None
     while isinstance(each, VectorWrapper):
         yield each
         each = each.env

@@ -66,7 +66,8 @@ def as_step_input(x: Tensor) -> Tensor:
 
 def parts_by_key(space: Space) -> dict[str | None, Space]:
     """Return the parts of a Dict space by key; any other space has the key None."""
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
+    parts = space.spaces.items() if isinstance(space, spaces.Dict) else [(None, space)]
+    return dict(parts)
 
 
 def whole_number_parts(space: Space) -> dict[str | None, Space]:
