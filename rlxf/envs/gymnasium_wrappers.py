@@ -22,7 +22,7 @@ REWARDS = (
     vector.TransformReward,
     vector.VectorizeTransformReward,
 )
-"""Wrappers that change rewards; ``ClipReward`` is derived from one of them."""
+"""Wrappers that change rewards, and base classes of others that do."""
 
 
 def warn_of_unsaved_statistics(env: VecEnv) -> None:
