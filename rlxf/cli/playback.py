@@ -76,6 +76,10 @@ def open_run(path: Path, checkpoint: str, env: str | None) -> RunFolder:
         OSError: if the path does not exist or cannot be read.
     """
     if not path.is_file():
+        if not path.exists():
+            raise FileNotFoundError(
+                f"there is no run folder {path} and no checkpoint file of this name; check the path"
+            )
         return RunFolder.open(path)
     if checkpoint != "last":
         raise ValueError(f"--checkpoint applies to the folder of a run, and {path} is a file")

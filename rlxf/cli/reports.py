@@ -91,13 +91,16 @@ def select_checkpoints(run: RunFolder, which: str) -> dict[str, Path]:
         which: a name, or "all" for those of `checkpoints_of`.
 
     Raises:
-        FileNotFoundError: if the training selected no checkpoint of this name.
+        FileNotFoundError: if the training selected no checkpoint of this name, or the folder has no copy.
     """
     files = checkpoints_of(run)
     if which == "all":
         return files
     if which not in files:
-        reason = f"it was trained without {SELECTED_BY[which]}; evaluate the last checkpoint"
+        reason = (
+            f"it is a shared copy of one checkpoint, or was trained without {SELECTED_BY[which]}; evaluate "
+            f"the last checkpoint"
+        )
         if shared_checkpoint(run) == which:
             reason = f"its {CHECKPOINT} is the {which} checkpoint; use it"
         raise FileNotFoundError(

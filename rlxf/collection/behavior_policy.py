@@ -142,17 +142,28 @@ class RandomizedPolicy:
 def measure_reference_scores(best: BehaviorPolicy, env: VecEnv, seed: int) -> ReferenceScores | None:
     """Return the known scores (`reference_scores_of`), else measure a random policy (0) and the agent (100).
 
-    The result is None without known scores if there is no agent, the agent is not better than the random
-    policy, or it is conditioned on a target return.
+    The result is None without known scores if there is no agent, it is conditioned on a target return, or the
+    95% intervals of the two mean returns overlap: their difference would then be noise, and scores huge.
+
+    Warns:
+        UserWarning: if the intervals overlap, or the agent is worse.
     """
     agent = best.agent
     known = reference_scores_of(best.agent, env)
     if known is not None or agent is None or best.target_return is not None:
         return known
-    low = evaluate(RandomizedPolicy(env.action_space, seed), env, SCORED_EPISODES, seed=seed).mean
-    high = evaluate(agent, with_training_normalization(agent, env), SCORED_EPISODES, seed=seed).mean
-    source = f"mean returns of a random policy and of {type(agent).__name__} over {SCORED_EPISODES} episodes"
-    return ReferenceScores(low, high, source) if low < high else None
+    low = evaluate(RandomizedPolicy(env.action_space, seed), env, SCORED_EPISODES, seed=seed)
+    high = evaluate(agent, with_training_normalization(agent, env), SCORED_EPISODES, seed=seed)
+    name = type(agent).__name__
+    if low.ci[1] >= high.ci[0]:
+        warn_user(
+            f"the mean return of {name}, {high.mean:.6g}, is not clearly above that of random actions, "
+            f"{low.mean:.6g}: the dataset is stored without reference scores. Train the agent for longer, or "
+            f"pass reference_scores=ReferenceScores(minimum, maximum, source)"
+        )
+        return None
+    source = f"mean returns of a random policy and of {name} over {SCORED_EPISODES} episodes"
+    return ReferenceScores(low.mean, high.mean, source)
 
 
 def recreatable_spec(env: VecEnv) -> EnvSpec | None:

@@ -167,6 +167,8 @@ class Recorder(VecEnvWrapper):
         """Step all environments and record the results."""
         try:
             observations, rewards, dones, infos = self.venv.step_wait()
+        except FaultyEnvironmentError:
+            raise
         except Exception as error:  # environments may raise any exception
             raise FaultyEnvironmentError(f"an environment failed: {error!r}") from error
         fillers = is_filler(infos)
@@ -280,7 +282,7 @@ def collect(
         algorithm_name: algorithm name in the metadata; None for the names of the agents' classes.
         reference_scores: returns with normalized scores 0 and 100. None takes those of the first agent's data
             or of the environment in the package's table, else measures the mean returns of a random policy
-            and of the first agent over 100 episodes each.
+            and of the first agent over 100 episodes each; none if their 95% intervals overlap.
         progress_bar: show a progress bar.
 
     Raises:
@@ -295,8 +297,8 @@ def collect(
         OSError: if the disk is full or not writable.
 
     Warns:
-        UserWarning: if no spec that a dataset can store recreates the environment, or ``env`` is a different
-            version of the environment of an agent's data.
+        UserWarning: if no spec that a dataset can store recreates the environment, ``env`` is a different
+            version of the environment of an agent's data, or the measured reference scores are not stored.
     """
     _check_numbers(episodes, n_envs, seed)
     seed = int(seed)  # Gymnasium refuses NumPy's integers

@@ -249,6 +249,15 @@ class CurriculumCallback(BaseCallback):
             self.logger.record("curriculum/stage", float(np.mean(list(self._stages.values()))))
 
 
+def check_curriculum(curriculum: Any) -> None:
+    """Raise TypeError unless the argument ``curriculum`` is None or a `Curriculum`."""
+    if not isinstance(curriculum, Curriculum | None):
+        raise TypeError(
+            f"curriculum must be a Curriculum, got {reprlib.repr(curriculum)}: pass "
+            f"rlxf.envs.Curriculum(stages, advance_return=...)"
+        )
+
+
 def check_stages(env_fns: Sequence[Callable[[], gymnasium.Env]]) -> EnvSpec | None:
     """Create the environment of each stage once, and return the spec of the last one.
 

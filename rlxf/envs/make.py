@@ -15,9 +15,9 @@ from stable_baselines3.common import env_util
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.action_replay import ActionReplay
-from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_stages
+from rlxf.envs.curriculum import Curriculum, CurriculumEnv, check_curriculum, check_stages
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
-from rlxf.envs.spaces import check_playable
+from rlxf.envs.spaces import check_has_spaces, check_playable
 from rlxf.envs.specs import (
     VECTOR_ARGUMENTS,
     creation_errors,
@@ -128,12 +128,14 @@ def make_vec_env(
         BrokenEnvironmentError: if an environment cannot be created in its process.
         ValueError: if the id is unknown (with similar ids), n_envs is less than 1, there are more processes
             than environments, or the stages of the curriculum have different spaces.
-        TypeError: if ``env_id`` is neither an id nor a class or function, if n_envs is not an int, if the
-            environment does not accept env_kwargs, or if a space is not supported (`check_playable`).
+        TypeError: if ``env_id`` is neither an id nor a class or function, if n_envs is not an int, if
+            ``curriculum`` is not a `Curriculum`, if the environment does not accept env_kwargs, or if a space
+            is not supported (`check_playable`).
         DependencyNotInstalled: if the environment needs an extra of rlxf that is not installed; the message
             has the command that installs it.
     """
     check_int("n_envs", n_envs)
+    check_curriculum(curriculum)
     kwargs = env_kwargs or {}
     if curriculum is not None:
         env_fns = [_env_fn(stage, arguments) for stage, arguments in curriculum.tasks(env_id, kwargs)]
@@ -280,6 +282,7 @@ def _wrapper(
     wrappers = [wrapper_class or _WRAPPERS.get(package_of(env_id), lambda env: env), ActionReplay, *outer]
 
     def wrap(env: gymnasium.Env) -> gymnasium.Env:
+        check_has_spaces(env)
         for wrapper in wrappers:
             env = wrapper(env)
         check_playable(env.observation_space, env.action_space)

@@ -25,6 +25,16 @@ _ACTION_REMEDY = "wrap the environment, for example with gymnasium.wrappers.Tran
 _PLAYABLE = "Box, Discrete, MultiDiscrete and MultiBinary"
 
 
+def check_has_spaces(env: Any) -> None:
+    """Raise TypeError unless an environment has an ``observation_space`` and an ``action_space``."""
+    for name in ("observation_space", "action_space"):
+        if getattr(env, name, None) is None:
+            raise TypeError(
+                f"the environment {getattr(env, 'unwrapped', env)} has no {name}: set it to a space of "
+                f"gymnasium.spaces, for example in __init__"
+            )
+
+
 def check_playable(observation_space: Space, action_space: Space) -> None:
     """Raise unless some agent of this package supports the spaces.
 

@@ -73,6 +73,8 @@ def register_envs() -> None:
 _PACKAGES = {"popgym-": "popgym", "MiniGrid-": "minigrid"}
 """Prefix of environment ids -> the package that registers them, of the extra ``memory``."""
 _OTHER_PACKAGE = "If another package registers it, install that package and write 'module:id'"
+MAX_IDS = 12
+"""Largest number of ids that a message lists."""
 
 
 def package_of(env_id: str) -> str | None:
@@ -92,6 +94,7 @@ def find_spec(env_id: str) -> EnvSpec:
     register_envs()
     module, _, name = env_id.rpartition(":")
     package = package_of(name)
+    before = set(registry)
     try:
         if module:
             _import_module_of_user(module)
@@ -107,9 +110,36 @@ def find_spec(env_id: str) -> EnvSpec:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
+        if module:
+            found = [each for each in registry if each not in before] or _ids_of(module)
+            raise ValueError(
+                f"unknown environment id {env_id!r}: {_module_advice(module, name, found)}"
+            ) from error
         similar = ", ".join(get_close_matches(name, registry, n=4)) or "none"
         hint = "" if package else f". {_OTHER_PACKAGE}"  # the known package was imported
         raise ValueError(f"unknown environment id {env_id!r}; similar ids: {similar}{hint}") from error
+
+
+def _ids_of(module: str) -> list[str]:
+    """Return the registered ids whose entry points are in a module or in those of its package."""
+    entry_points = {
+        env_id: getattr(spec.entry_point, "__module__", None) or str(spec.entry_point).partition(":")[0]
+        for env_id, spec in registry.items()
+    }
+    return [env_id for env_id, name in entry_points.items() if f"{name}.".startswith(f"{module}.")]
+
+
+def _module_advice(module: str, name: str, ids: list[str]) -> str:
+    """Return advice for an unknown id of an imported module that registered ``ids``."""
+    if isinstance(getattr(sys.modules[module], name, None), type):
+        return (
+            f"{name} is a class, not an id. Register it in {module}, gymnasium.register('{name}-v0', "
+            f"entry_point='{module}:{name}'), and write '{module}:{name}-v0'; in Python, "
+            f"rlxf.envs.make_vec_env({name}, n_envs) needs no id"
+        )
+    listed = ", ".join(get_close_matches(name, ids, n=MAX_IDS, cutoff=0.0)) or "no ids"
+    more = f", and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
+    return f"the module {module} registers {listed}{more}"
 
 
 def _import_module_of_user(name: str) -> None:

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of, tolerant_bounds
+from rlxf.envs.gym_api import checked_reset
 from rlxf.envs.vector import innermost_env
 from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import FaultyEnvironmentError
@@ -236,9 +237,10 @@ class CheckedSteps(OwnLastObservation):
         """Reset the environment.
 
         Raises:
-            FaultyEnvironmentError: if the observation does not fit its space.
+            FaultyEnvironmentError: if ``reset`` does not have the interface of Gymnasium, or the observation
+                does not fit its space.
         """
-        observation, info = self.env.reset(**options)
+        observation, info = checked_reset(self.env, **options)
         self._raise_if("first observation", observation_fault(self.observation_space, observation))
         return observation, info
 
@@ -246,8 +248,8 @@ class CheckedSteps(OwnLastObservation):
         """Step the environment.
 
         Raises:
-            FaultyEnvironmentError: if the observation does not fit its space, the reward is not a number, or
-                a done flag is neither true nor false.
+            FaultyEnvironmentError: if ``step`` does not have the interface of Gymnasium, the observation does
+                not fit its space, the reward is not a number, or a done flag is neither true nor false.
         """
         observation, reward, terminated, truncated, info = super().step(action)
         self.__dict__["_steps"] += 1  # `__setattr__` would take as long as a simple environment

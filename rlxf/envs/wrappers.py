@@ -7,12 +7,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from rlxf.data.encoders import observation_encoder
 from rlxf.data.spaces import discrete_start
+from rlxf.envs.gym_api import check_info, checked_reset, raise_interface_error
 from rlxf.envs.spaces import batch_of_one, check_spaces, is_filler
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
@@ -23,8 +25,12 @@ REWARD, OBSERVATION = "previous_reward", "observation"
 def reset_env(
     env: gymnasium.Env, seed: int | None, options: dict[str, Any] | None
 ) -> tuple[Any, dict[str, Any]]:
-    """Reset an environment; older environments take no options, so None is not passed."""
-    return env.reset(seed=seed, **({} if options is None else {"options": options}))
+    """Reset an environment; older environments take no options, so None is not passed.
+
+    Raises:
+        FaultyEnvironmentError: if ``reset`` does not have the interface of Gymnasium.
+    """
+    return checked_reset(env, seed=seed, **({} if options is None else {"options": options}))
 
 
 class TransparentWrapper(gymnasium.Wrapper):
@@ -43,9 +49,25 @@ class OwnLastObservation(TransparentWrapper):
     observation array, the reset would replace the last observation.
     """
 
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment."""
+        return reset_env(self.env, seed, options)
+
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        """Step the environment.
+
+        Raises:
+            FaultyEnvironmentError: if ``step`` does not have the interface of Gymnasium.
+        """
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        except (TypeError, ValueError) as error:
+            raise_interface_error("step", self.env, error)
+            raise
+        if type(info) is not dict:  # the test itself would be a call in every step
+            check_info("step", self.env, info)
         if terminated or truncated:
             observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
@@ -224,10 +246,12 @@ class ReturnToGo(VecEnvWrapper):
     Raises:
         ValueError: if a target is not finite, the number of targets is neither 1 nor E, ``venv`` is already
             conditioned on a return, or a ``VecNormalize`` scales its rewards.
-        TypeError: if the observation is a Dict or a Tuple with parts that cannot be flattened.
+        TypeError: if ``venv`` is not a VecEnv, or the observation is a Dict or a Tuple with parts that cannot
+            be flattened.
     """
 
     def __init__(self, venv: VecEnv, target_return: float | ArrayLike):
+        _check_vec_env(venv)
         if is_return_conditioned(venv.observation_space):
             raise ValueError(f"the observations of {venv} already have a return-to-go: set its target_return")
         normalizer = unwrap_vec_normalize(venv)
@@ -312,6 +336,19 @@ class ReturnToGo(VecEnvWrapper):
             state = self._with_condition(encoded)
             added = {key: value[row] for key, value in state.items() if key != "observation"}
             info["terminal_observation"] = {"observation": encoded, **added}
+
+
+def _check_vec_env(venv: Any) -> None:
+    """Raise TypeError unless ``venv`` is a VecEnv; the message has the conversion of other environments."""
+    if isinstance(venv, VecEnv):
+        return
+    given = f"got {type(venv).__name__}"
+    if isinstance(venv, VectorEnv):
+        raise TypeError(f"ReturnToGo needs a VecEnv, {given}: pass rlxf.envs.as_vec_env(env)")
+    raise TypeError(
+        f"ReturnToGo needs a VecEnv, {given}: pass rlxf.envs.make_vec_env(ID_OR_FUNCTION, n_envs), for an "
+        f"existing environment make_vec_env(lambda: env, 1)"
+    )
 
 
 def encoded_observation_space(observation_space: Space) -> Space:

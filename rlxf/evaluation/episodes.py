@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from torch.utils.tensorboard import SummaryWriter
 
+from rlxf.envs.gymnasium_wrappers import warn_of_changed_rewards
 from rlxf.envs.make import EnvLike
 from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
@@ -124,8 +125,10 @@ def evaluate(
     Warns:
         UserWarning: if a target is outside the range of returns in the agent's data; if ``env`` is a
             different version of the environment of the data; if the agent was trained with a ``VecNormalize``
-            whose statistics are missing; if there is a single episode, so there is no interval; if the memory
-            of the agent persists across episodes and ``env`` has filler rows (NEXT_STEP).
+            whose statistics are missing; if a wrapper of Gymnasium changes the rewards of which returns are
+            sums; if there is a single episode, so there is no interval; if the memory
+            of the agent persists across episodes and ``env`` has filler rows (NEXT_STEP); if episodes may
+            never end (`play`).
     """
     _check(agent, episodes, n_envs)
     seed = None if seed is None else index(seed)  # Gymnasium refuses NumPy's integers
@@ -141,6 +144,7 @@ def evaluate(
             check_target_is_given(agent, vec_env)
         warn_of_filler_rows(agent, vec_env)
         warn_of_missing_statistics(agent, vec_env)
+        warn_of_changed_rewards(vec_env)
         watch_processes(vec_env)
         _depth_of(agent)  # resets the count of passes before the evaluation
         run = partial(_run, agent, episodes, deterministic, progress, on_step)

@@ -13,14 +13,20 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.sb3_vec_env import pause_envs
 from rlxf.envs.spaces import LOST, is_filler, rows_of
+from rlxf.envs.specs import spec_of
 from rlxf.envs.step_checks import check_finite
 from rlxf.evaluation.agents import has_compiled_step
 from rlxf.evaluation.report import Report
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.warnings import warn_user
 
 Info = dict[str, Any]
 Score = tuple[float, int]
 """Return and length of an episode."""
+FIRST_END = 10_000
+"""Steps of each environment after which `play` warns if no episode has ended in any environment."""
+LATER_ENDS = 30_000
+"""Steps after which it warns of one environment; an episode of Atari has at most 27,000 steps of 4 frames."""
 
 
 def play(
@@ -45,24 +51,77 @@ def play(
 
     Raises:
         FaultyEnvironmentError: if an observation is NaN or infinite.
+
+    Warns:
+        UserWarning: once, if no episode ends in `FIRST_END` steps, or that of one environment in
+            `LATER_ENDS`, unless the time limit of the environment is longer.
     """
     policy = ActiveEnvPolicy(agent, env.num_envs, deterministic)
     obs = env.reset()
     starts = np.ones(env.num_envs, dtype=bool)
     playing = starts if active is None else active()
     pause_envs(env, np.flatnonzero(~playing).tolist())
+    watch = EndWatch(env)
     for step in count():
         check_finite("observation", obs, step)
         if on_step is not None:
             on_step()
         obs, rewards, dones, infos = env.step(policy.act(obs, starts, playing))
         dones = np.asarray(dones).astype(bool, copy=False)
+        watch.record(step + 1, dones, playing)
         yield rewards, dones, infos
         # A filler row is part of no episode, so the agent resets its state after it.
         starts = dones | is_filler(infos)
         if active is not None:
             before, playing = playing, active()
             pause_envs(env, np.flatnonzero(before & ~playing).tolist())
+
+
+class EndWatch:
+    """Warning about environments whose episodes may never end, so that a loop that counts episodes waits.
+
+    Args:
+        env: environments without a running episode.
+    """
+
+    def __init__(self, env: VecEnv):
+        self._env = env
+        self._ended = np.zeros(env.num_envs, dtype=bool)
+        self._next = FIRST_END
+        self._warned = False
+
+    def record(self, step: int, dones: NDArray[np.bool_], playing: NDArray[np.bool_]) -> None:
+        """Record the ends of a step, counted from 1; warn if it is due.
+
+        Args:
+            step: number of steps of each environment.
+            dones: environments whose episode ends, bool (E,).
+            playing: environments whose steps are needed, bool (E,).
+        """
+        self._ended |= dones
+        if step == self._next:
+            self._check(step, playing)
+
+    def _check(self, step: int, playing: NDArray[np.bool_]) -> None:
+        endless = playing & ~self._ended
+        if step == FIRST_END and self._ended.any():
+            endless[:] = False
+        limit = getattr(spec_of(self._env), "max_episode_steps", None) or 0
+        if endless.any() and not self._warned and limit < step:
+            self._warned = True
+            _warn_of_endless_episode(int(np.argmax(endless)), min(step, LATER_ENDS))
+        self._next = step - step % LATER_ENDS + LATER_ENDS
+        if step % LATER_ENDS == 0:
+            self._ended[:] = False
+
+
+def _warn_of_endless_episode(environment: int, steps: int) -> None:
+    warn_user(
+        f"the episode of environment {environment} has not ended in {steps:,} steps, and whole episodes are "
+        f"needed here: if it never ends, add a time limit, gymnasium.make(id, max_episode_steps=N), "
+        f"make_vec_env(id, n_envs, env_kwargs={{'max_episode_steps': N}}) or "
+        f"gymnasium.wrappers.TimeLimit(env, N)"
+    )
 
 
 class ActiveEnvPolicy:

@@ -23,7 +23,7 @@ from rlxf.export.formats import (
     write_onnx,
     write_torch,
 )
-from rlxf.utils.files import write_file
+from rlxf.utils.files import make_folder, write_file
 from rlxf.utils.warnings import silenced
 
 PLAYER = Path(__file__).with_name("onnx_player.py")
@@ -39,7 +39,7 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
     """Return path and format of an export, before any work is done.
 
     Args:
-        path: file to write. Without suffix it gets that of the format.
+        path: file to write. Without suffix it gets that of the format. `export_step` creates missing folders.
         format: name of the format; None for that of the suffix, without suffix "onnx".
         opset: ONNX opset; None for the default.
 
@@ -47,8 +47,8 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
         ValueError: if the format is unknown, its suffix is another, or the opset is too old, or for another
             format.
         ImportError: if a package is missing.
-        FileNotFoundError: if the folder does not exist.
         IsADirectoryError: if the path is a folder.
+        NotADirectoryError: if a folder of the path is a file.
         FileExistsError: if the export would replace a .json file that is no description of an agent, or that
             of an export in another format; a .sha256 file that does not list exactly the files of this
             export; or an ``onnx_player.py`` that is no player of rlxf.
@@ -61,8 +61,7 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
     target = target if target.suffix else target.with_suffix(SUFFIXES[chosen])
     if target.suffix != SUFFIXES[chosen]:
         raise ValueError(f"a file of format {chosen!r} must end in {SUFFIXES[chosen]}, got {target.name}")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent} is not a folder: create it, or choose another path")
+    _check_parents(target)
     if opset is not None and chosen != "onnx":
         raise ValueError(
             f"opset={opset} is for the format 'onnx', and the format is {chosen!r}: leave it out"
@@ -74,6 +73,13 @@ def check_target(path: str | os.PathLike[str], format: str | None, opset: int | 
     if chosen == "onnx":
         _check_player(target.with_name(PLAYER.name))
     return target, chosen
+
+
+def _check_parents(target: Path) -> None:
+    """Raise NotADirectoryError if the folders of a file cannot be created, because one of them is a file."""
+    existing = next(folder for folder in target.parents if folder.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{existing} is a file, not a folder: choose another path than {target}")
 
 
 def _check_description(description: Path, format: Format) -> None:
@@ -170,6 +176,7 @@ def export_step(
     files[path.with_suffix(".sha256").name] = sums.encode()
     if format == "onnx":
         files[PLAYER.name] = PLAYER.read_bytes()
+    make_folder(path.parent, exist_ok=True)
     for name, data in files.items():
         write_file(path.parent / name, data)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -300,8 +300,10 @@ def save_normalizer(path: str | os.PathLike[str], normalizer: VecNormalize) -> N
     """Write the settings and statistics of a ``VecNormalize`` to one file, atomically.
 
     Raises:
+        TypeError: if ``normalizer`` neither is nor wraps a ``VecNormalize``.
         OSError: if the file cannot be written, e.g. because the disk is full; an old file is unchanged.
     """
+    normalizer = _normalizer_of(normalizer)
     settings = {name: getattr(normalizer, name) for name in NORMALIZER_RULES}
     tensors = {
         f"{name}.{part}": torch.as_tensor(getattr(statistics, part), dtype=torch.float64)
@@ -318,11 +320,17 @@ def load_normalizer(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
     As in a new ``VecNormalize``, steps update the statistics until ``training`` is set to False.
 
     Raises:
+        TypeError: if ``venv`` is not a VecEnv.
         FileNotFoundError: if the file does not exist.
         IsADirectoryError: if ``path`` is a folder.
         CheckpointError: if the file is truncated, altered or not written by rlxf, if it belongs to a
             different observation space, or if a setting or statistic is out of range.
     """
+    if not isinstance(venv, VecEnv):
+        raise TypeError(
+            f"load_normalizer wraps a VecEnv, got {type(venv).__name__}: pass "
+            f"rlxf.envs.make_vec_env(ID_OR_FUNCTION, n_envs), for a VectorEnv rlxf.envs.as_vec_env(env)"
+        )
     check_not_a_folder(path, Path(path))
     archive = read_archive(path)
     description = archive.documents.get("normalizer")
@@ -336,6 +344,17 @@ def load_normalizer(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
         for name, statistics in _statistics(normalizer).items():
             _restore(statistics, name, archive.tensors.get("statistics", {}))
     return normalizer
+
+
+def _normalizer_of(env: Any) -> VecNormalize:
+    """Return the ``VecNormalize`` among an environment and its wrappers; raise TypeError without one."""
+    found = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    if found is None:
+        raise TypeError(
+            f"save_normalizer writes the statistics of a VecNormalize, got {type(env).__name__} without one: "
+            f"train in VecNormalize(make_vec_env(id, n_envs)), and pass that"
+        )
+    return found
 
 
 def _statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:

@@ -61,9 +61,10 @@ def test_overviews_list_the_commands(words, capsys):
         (["evalaute"], "rlxf: unknown command evalaute; did you mean evaluate?\n"),
         (["train", "gtxrl"], "rlxf: unknown command train gtxrl; did you mean train gtrxl?\n"),
         (["train", "lstm"], "rlxf: unknown command train lstm; available commands: gtrxl, dt, bc, rvs\n"),
+        (["train", "ppo"], "rlxf: unknown command train ppo; did you mean baseline ppo?\n"),
         (["--", "evaluate"], "Unrecognized options"),
     ],
-    ids=["nothing", "no agent", "misspelt", "misspelt agent", "unknown agent", "after dashes"],
+    ids=["nothing", "no agent", "misspelt", "misspelt agent", "unknown agent", "baseline", "after dashes"],
 )
 def test_unknown_commands_exit_with_2(args, message, capsys):
     status, text = parse_output(capsys, *args)

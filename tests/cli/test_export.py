@@ -1,5 +1,7 @@
 """Tests of ``rlxf export``."""
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -54,6 +56,12 @@ def test_images_have_the_axes_of_the_environment(monkeypatch):
     assert len(loaded) == 1
 
 
+def test_missing_folders_of_the_output_are_created():
+    train("--run", "maze", "--core.layers", "1")
+    main(["export", "maze", "--output", "new folder/policy.onnx"])
+    assert Path("new folder/policy.onnx").is_file()
+
+
 def test_wrong_options_are_one_line(capsys):
     train("--run", "maze", "--core.layers", "1")
     assert "opset 9 is too old" in refused(capsys, "export", "maze", "--opset", "9")
@@ -61,4 +69,5 @@ def test_wrong_options_are_one_line(capsys):
         capsys, "export", "maze", "--format", "torch", "--output", "policy.onnx"
     )
     assert "cannot write ONNX opset 99" in refused(capsys, "export", "maze", "--opset", "99")
-    assert "has no best.zip" in refused(capsys, "export", "maze", "--checkpoint", "best")
+    message = "has no best.zip: it is a shared copy of one checkpoint, or was trained without evaluations"
+    assert message in refused(capsys, "export", "maze", "--checkpoint", "best")

@@ -121,7 +121,8 @@ def test_the_checkpoint_of_the_lowest_validation_loss_can_be_evaluated(data, cap
 def test_a_run_without_held_out_episodes_has_no_such_checkpoint(data, capsys):
     run = train("bc")
     message = (
-        "has no best-validation.zip: it was trained without --validation-share; evaluate the last checkpoint"
+        "has no best-validation.zip: it is a shared copy of one checkpoint, or was trained without "
+        "--validation-share; evaluate the last checkpoint"
     )
     assert message in refused(capsys, "evaluate", str(run), "--checkpoint", "validation", "--episodes", "2")
 

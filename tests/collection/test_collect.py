@@ -559,3 +559,16 @@ def test_folders_of_killed_recordings_are_removed(minari_root):
     minari.delete_dataset(ID)
     record(Pointer(), episodes=2)
     assert not old.exists()
+
+
+def test_an_agent_like_the_random_policy_gives_no_reference_scores():
+    with pytest.warns(UserWarning, match="is not clearly above that of random actions.*without reference"):
+        dataset = collect(Still(), DummyVecEnv([lambda: Noise(3)]), ID, 3)
+    assert "ref_max_score" not in dataset.storage.metadata
+
+
+class Still:
+    """Agent that does not move."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        return np.zeros((len(observation), 1), np.float32), state

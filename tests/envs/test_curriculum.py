@@ -535,3 +535,9 @@ def test_vector_environments_of_gymnasium_are_evaluated_in_the_task(kind):
     assert {stage for stages in seen for stage in stages} == {3.0}
     assert envs.reset()[:, 0].tolist() == [1.0, 1.0]
     envs.close()
+
+
+@pytest.mark.parametrize("stages", [[{"corridor_length": 5}], {"corridor_length": 5}, "CartPole-v0"])
+def test_stages_without_a_curriculum_raise(stages):
+    with pytest.raises(TypeError, match=r"pass rlxf.envs.Curriculum\(stages, advance_return=...\)"):
+        make_vec_env("rlxf/TMaze-v0", 1, curriculum=stages)

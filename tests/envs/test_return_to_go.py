@@ -244,3 +244,13 @@ def test_observation_that_cannot_be_flattened_raises():
     )
     with pytest.raises(TypeError, match=r"\['camera'\]"):
         ReturnToGo(DummyVecEnv([lambda: Dice(observation_space=mixed)]), 1.0)
+
+
+def test_single_environment_raises():
+    with pytest.raises(TypeError, match=r"needs a VecEnv, got Counter: .*make_vec_env\(lambda: env, 1\)"):
+        ReturnToGo(Counter(), 20)
+
+
+def test_vector_environment_of_gymnasium_raises():
+    with pytest.raises(TypeError, match=r"needs a VecEnv, got SyncVectorEnv: pass rlxf.envs.as_vec_env"):
+        ReturnToGo(SyncVectorEnv([Counter]), 20)

@@ -63,6 +63,34 @@ def test_a_missing_module_of_the_user_is_named(tmp_path, monkeypatch):
         find_spec("broken:Task-v0")
 
 
+OWN = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Task(CartPoleEnv): pass
+if "listed/Pole-v0" not in gymnasium.registry:
+    gymnasium.register("listed/Pole-v0", entry_point=CartPoleEnv)
+    gymnasium.register("listed/Task-v0", entry_point="listed_tasks:Task")
+"""
+
+
+def test_the_ids_of_a_module_are_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "listed_tasks.py").write_text(OWN)
+    ids = r"the module listed_tasks registers .*listed/Task-v0"
+    with pytest.raises(
+        ValueError, match=rf"unknown environment id 'listed_tasks:Tsk-v0': {ids}.*listed/Pole-v0"
+    ):
+        find_spec("listed_tasks:Tsk-v0")
+    with pytest.raises(ValueError, match=ids):  # imported before
+        find_spec("listed_tasks:Tsk-v0")
+    advice = r"Task is a class, not an id. Register it in listed_tasks, .*entry_point='listed_tasks:Task'"
+    with pytest.raises(ValueError, match=advice):
+        find_spec("listed_tasks:Task")
+    (tmp_path / "empty_tasks.py").write_text("")
+    with pytest.raises(ValueError, match="the module empty_tasks registers no ids"):
+        find_spec("empty_tasks:Task-v0")
+
+
 def test_errors_of_a_module_of_the_user_are_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     error = "import gymnasium\nraise gymnasium.error.DependencyNotInstalled('install the simulator')"

@@ -49,6 +49,13 @@ def test_number_of_episodes(episodes):
     assert report.episodes == episodes
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", vec(Countdown(2))], ids=["id", "object"])
+@pytest.mark.parametrize("episodes", [2.5, "10", True])
+def test_number_of_episodes_must_be_whole(env, episodes):
+    with pytest.raises(TypeError, match="episodes must be a whole number, such as 100, got"):
+        evaluate(Idle(), env, episodes)
+
+
 def test_returns_of_a_monitor_around_a_normalization_are_raw():
     env = VecNormalize(vec(Countdown(4)), norm_obs=False)
     env.ret_rms.var = np.array(100.0)

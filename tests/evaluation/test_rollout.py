@@ -1,12 +1,18 @@
 """Accumulation of episode returns."""
 
+import warnings
+
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlxf import collect, evaluate
 from rlxf.envs.spaces import LOST
+from rlxf.evaluation import rollout
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, quotas
+from tests.evaluation.worlds import Countdown, Idle, vec
 
 counts = st.integers(1, 300)
 
@@ -80,3 +86,65 @@ def test_episode_lost_to_a_failure_is_not_counted():
         tally.add(np.array([reward]), np.array([done]), [info])
     report = tally.report()
     assert (report.returns.tolist(), report.lengths.tolist()) == ([2.0], [1])
+
+
+class Steps:
+    """Function that raises an error at the step after a number of steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def __call__(self):
+        self.left -= 1
+        if self.left < 0:
+            raise InterruptedError
+
+
+def steps_of(env, steps):
+    """Evaluate ``env`` for a number of steps, and return the warnings about the ends of episodes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(InterruptedError):
+            evaluate(Idle(), env, 2, on_step=Steps(steps))
+    return [str(each.message) for each in caught if "has not ended" in str(each.message)]
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Warn after 10 and 30 steps."""
+    monkeypatch.setattr(rollout, "FIRST_END", 10)
+    monkeypatch.setattr(rollout, "LATER_ENDS", 30)
+
+
+@pytest.mark.usefixtures("short")
+def test_episodes_that_do_not_end_warn_once():
+    assert steps_of(vec(Countdown(1000), Countdown(1000)), 9) == []
+    (message,) = steps_of(vec(Countdown(1000), Countdown(1000)), 100)
+    assert "environment 0 has not ended in 10 steps" in message
+    assert "max_episode_steps" in message
+    assert "TimeLimit" in message
+
+
+@pytest.mark.usefixtures("short")
+def test_one_environment_that_does_not_end_warns_later():
+    env = vec(Countdown(5), Countdown(1000))
+    assert steps_of(env, 29) == []
+    (message,) = steps_of(env, 100)
+    assert "environment 1 has not ended in 30 steps" in message
+
+
+@pytest.mark.usefixtures("short")
+def test_a_time_limit_that_is_longer_does_not_warn():
+    limited = gymnasium.make("CartPole-v1", max_episode_steps=25).spec
+    env = Countdown(1000)
+    env.spec = limited
+    assert steps_of(vec(env), 24) == []
+    (message,) = steps_of(vec(env), 100)  # the environment lacks the wrapper
+    assert "environment 0 has not ended in 30 steps" in message
+
+
+@pytest.mark.usefixtures("short")
+def test_recording_warns_of_episodes_that_do_not_end(minari_root):
+    env = vec(Countdown(40))
+    with pytest.warns(UserWarning, match="environment 0 has not ended in 10 steps"):
+        collect(None, env, "test/long-v0", 1)

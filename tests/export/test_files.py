@@ -309,6 +309,17 @@ def test_an_export_can_be_repeated(exported):
     agent.export(folder / "policy.onnx")
 
 
-def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is not a folder: create it"):
-        box_agent().export(tmp_path / "nowhere" / "policy.onnx")
+def test_missing_folders_are_created(tmp_path):
+    box_agent().export(tmp_path / "new" / "folder" / "policy.onnx")
+    assert {file.suffix for file in (tmp_path / "new" / "folder").iterdir()} == {
+        ".onnx",
+        ".json",
+        ".sha256",
+        ".py",
+    }
+
+
+def test_file_in_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(NotADirectoryError, match="taken is a file, not a folder: choose another path"):
+        box_agent().export(tmp_path / "taken" / "new" / "policy.onnx")

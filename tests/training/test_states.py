@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from torch import nn
 
 from rlxf.training import CheckpointError, load_normalizer, save_normalizer, write_archive
@@ -278,6 +278,28 @@ def test_loaded_statistics_are_updated_equally(tmp_path):
     np.testing.assert_array_equal(loaded.obs_rms.var, saved.obs_rms.var)
     assert loaded.ret_rms.var == saved.ret_rms.var
     assert (loaded.obs_rms.count, loaded.ret_rms.count) == (saved.obs_rms.count, saved.ret_rms.count)
+
+
+def test_normalizer_inside_another_wrapper_is_saved(tmp_path):
+    saved = experienced()
+    save_normalizer(tmp_path / "file", VecMonitor(saved))
+    loaded = load_normalizer(tmp_path / "file", noise())
+    np.testing.assert_array_equal(loaded.obs_rms.mean, saved.obs_rms.mean)
+
+
+@pytest.mark.parametrize("make", [noise, lambda: Noise(NUMBERS), lambda: None], ids=["VecEnv", "Env", "None"])
+def test_environment_without_statistics_is_not_saved(tmp_path, make):
+    with pytest.raises(
+        TypeError, match=r"statistics of a VecNormalize, got .* without one: train in VecNorm"
+    ):
+        save_normalizer(tmp_path / "file", make())
+    assert not list(tmp_path.iterdir())
+
+
+def test_statistics_are_not_loaded_into_a_single_environment(tmp_path):
+    save_normalizer(tmp_path / "file", experienced())
+    with pytest.raises(TypeError, match=r"wraps a VecEnv, got Noise: pass rlxf.envs.make_vec_env\("):
+        load_normalizer(tmp_path / "file", Noise(NUMBERS))
 
 
 def test_other_observation_space_is_rejected(tmp_path):

@@ -144,9 +144,15 @@ def setting_rules(agent: type[Any], names: Collection[str], bounds: Mapping[str,
 
 
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
-    """Return ``path``, with ".zip" added if it has no suffix, as in SB3."""
-    path = Path(path)
-    return path if path.suffix else path.with_suffix(".zip")
+    """Return ``path``, with ".zip" added if it has no suffix, as in SB3.
+
+    Raises:
+        ValueError: if the path has no name, as an empty one.
+    """
+    file = Path(path)
+    if not file.name:
+        raise ValueError(f"{os.fspath(path)!r} names no file: give a path such as 'agent.zip'")
+    return file if file.suffix else file.with_suffix(".zip")
 
 
 def read_agent_archive(

@@ -120,6 +120,8 @@ def _other_parameter_fault(policy: nn.Module) -> str | None:
 
 LARGEST_STATE = 1e18
 """Value of a recurrent state above which a layer can have outputs whose squares exceed float32."""
+LARGEST_TOKEN = 1e18
+"""Absolute value of a token above which sums of squares, as in a normalization, can exceed float32."""
 
 
 def check_outputs(
@@ -228,6 +230,13 @@ def _raise_output_fault(
             f"the tokens of the transformer are not finite in row {int(faulty.nonzero()[0])} of the batch: "
             f"observations, actions or returns, now or in the state, are NaN or exceed the range of float32; "
             f"normalize them, or scale them down"
+        )
+    largest = float(tokens.abs().max())
+    if largest > LARGEST_TOKEN:
+        raise NumericalError(
+            f"the outputs of the transformer are not finite, because its tokens reach {largest:.3g}: "
+            f"observations, actions or returns are too large; normalize them, for example observations by a "
+            f"VecNormalize around the environments, or scale them down"
         )
     new = after()
     fault = transformer.recurrent_fault(new) or transformer.recurrent_fault(new, LARGEST_STATE)

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.filler_rows import check_frame_stack, warn_of_counted_filler_rows
 from rlxf.envs.make import check_is_env, make_vec_env
-from rlxf.envs.spaces import check_spaces
+from rlxf.envs.spaces import check_has_spaces, check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrapper_state import check_one_normalizer
@@ -40,11 +40,12 @@ def checked_training_env(env: Env | VecEnv) -> Any:
 
     Raises:
         ValueError: by `check_frame_stack` and `check_one_normalizer`.
-        TypeError: if a space is not supported.
+        TypeError: if a space is missing or not supported.
 
     Warns:
         UserWarning: by `warn_of_counted_filler_rows`.
     """
+    check_has_spaces(env)
     check_spaces(env.observation_space, env.action_space)
     if isinstance(env, VecEnv):
         check_frame_stack(env)

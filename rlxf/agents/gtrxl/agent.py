@@ -100,7 +100,12 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
 
         Raises:
             ValueError: if the spaces or the number of environments differ.
+            TypeError: if ``env`` is not an environment, or a space is not supported.
         """
+        if env is None:
+            raise TypeError(
+                "set_env needs an environment, got None: pass an id, an Env, a VecEnv or a VectorEnv"
+            )
         training_env = as_training_env(env, self.n_envs_total, self._first_seed(self.seed))
         n_envs = training_env.num_envs if isinstance(training_env, VecEnv) else 1
         if n_envs != self.n_envs:
@@ -269,7 +274,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         know their order of axes: images then have channels first, as in the agent's ``observation_space``.
 
         Args:
-            path: file to write.
+            path: file to write; missing folders are created.
             format: "onnx", or "torch" for a program of torch.export; None for that of the suffix, .onnx or
                 .pt2.
             n_envs: number of environments in each step.

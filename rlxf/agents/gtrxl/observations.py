@@ -1,4 +1,4 @@
-"""Batches of observations as trees: an array or tensor, or the entries of Dict observations."""
+"""Batches of observations as trees: an array or tensor, or the entries of Dict observations; their checks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,9 +6,15 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
+
+from rlxf.envs.step_checks import observation_fault
+from rlxf.utils.errors import NumericalError
+
+Space = spaces.Space[Any]
 
 
 def map_obs(function: Callable[..., Any], obs: Any, *others: Any) -> Any:
@@ -71,3 +77,85 @@ def normalized_space(space: spaces.Space[Any], normalizer: VecNormalize | None) 
     keys = normalizer.norm_obs_keys or ()
     parts = {key: normalized_space(part, normalizer) if key in keys else part for key, part in space.items()}
     return spaces.Dict(parts)
+
+
+def parts_by_key(space: Space) -> dict[str | None, Space]:
+    """Return the parts of a Dict space by key; any other space has the key None."""
+    parts = space.spaces.items() if isinstance(space, spaces.Dict) else [(None, space)]
+    return dict(parts)
+
+
+def whole_number_parts(space: Space) -> dict[str | None, Space]:
+    """Return the parts of a space, as `parts_by_key`, whose values are choices, bits or pixels."""
+    choices = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = parts_by_key(space)
+    return {key: part for key, part in parts.items() if isinstance(part, choices) or is_image_space(part)}
+
+
+def check_whole_numbers(parts: Mapping[str | None, Space], observation: Any) -> None:
+    """Raise ValueError if parts of observations, as `whole_number_parts`, hold fractions.
+
+    Otherwise the network would round 2.9 down, and divide pixels from 0 to 1 by 255.
+    """
+    for key, space in parts.items():
+        known = key is None or (isinstance(observation, dict) and key in observation)
+        values = np.asarray(0 if not known else observation if key is None else observation[key])
+        if values.dtype.kind == "f" and (values != np.floor(values)).any():
+            value = values[values != np.floor(values)][0]
+            advice = "; pass pixels from 0 to 255" if is_image_space(space) else ""
+            raise ValueError(f"the observation{_part(key)} holds {value}, no value of {space}{advice}")
+
+
+def raise_observation_error(space: Space, observation: Any, error: Exception) -> None:
+    """Raise an error that names the fault of an observation, or of a batch, as the cause of ``error``.
+
+    Raises:
+        NumericalError: if ``error`` is one, and the observation has a fault.
+        ValueError: for other errors, if the observation has a fault.
+    """
+    fault = _observation_fault(space, observation)
+    if fault is not None:
+        kind = NumericalError if isinstance(error, NumericalError) else ValueError
+        raise kind(f"{fault}; pass one observation of the space of the training, or a batch") from error
+
+
+def _observation_fault(space: Space, observation: Any) -> str | None:
+    """Describe how one observation or a batch does not fit the space; None if it does."""
+    parts = parts_by_key(space)
+    if isinstance(space, spaces.Dict):
+        if not isinstance(observation, Mapping):
+            return f"the observation {observation_fault(space, observation)}"
+        known = ", ".join(map(repr, parts))
+        if missing := [key for key in parts if key not in observation]:
+            return f"the observation lacks the part {missing[0]!r}; its space has {known}"
+        if unknown := [key for key in observation if key not in parts]:
+            return f"the observation has the unknown part {unknown[0]!r}; its space has {known}"
+    for key, part in parts.items():
+        if fault := _part_fault(part, observation if key is None else observation[key]):
+            return f"the observation{_part(key)}{fault}"
+    return None
+
+
+def _part_fault(space: Space, values: Any) -> str | None:
+    """Describe the first fault in one value of a space or a batch, as the rest of a sentence."""
+    shape = space.shape or ()
+    array = np.asarray(values)
+    rows = list(array) if array.ndim > len(shape) else [array]
+    for number, row in enumerate(rows):
+        has_channels_last = is_image_space(space) and row.shape == (*shape[1:], shape[0])
+        given = np.moveaxis(row, -1, 0) if has_channels_last else row
+        fault = observation_fault(space, given) or _not_finite(row)
+        if fault is not None:
+            return f" {fault}" if rows[0] is array else f" {number} of the batch {fault}"
+    return None
+
+
+def _not_finite(row: np.ndarray) -> str | None:
+    if row.dtype.kind != "f" or np.isfinite(row).all():
+        return None
+    index = tuple(np.argwhere(~np.isfinite(row))[0].tolist())
+    return f"is {row[index]} at index {list(index)}"
+
+
+def _part(key: str | None) -> str:
+    return "" if key is None else f" {key!r}"

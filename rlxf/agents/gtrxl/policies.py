@@ -1,5 +1,6 @@
 """Policies for vectors, images and Dict observations, and the choice between them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from gymnasium import spaces
@@ -99,23 +100,55 @@ def check_policy(
             f"{policy.__name__} divides images by 255, so they must be uint8 with values from 0 to 255, got "
             f"{observation_space}; pass policy_kwargs={{'normalize_images': False}} to use them as they are"
         )
+    remedy = f"use {default_policy_name(observation_space)!r}"
+    if issubclass(policy, CnnGTrXLPolicy) and is_grayscale(observation_space):
+        remedy = _channel_advice(observation_space)
     raise ValueError(
-        f"{policy.__name__} does not support the observation space {observation_space}; "
-        f"use {default_policy_name(observation_space)!r}"
+        f"{policy.__name__} does not support the observation space {observation_space}; {remedy}"
     )
+
+
+def check_policy_kwargs(policy_kwargs: Any) -> None:
+    """Raise TypeError unless the argument ``policy_kwargs`` is None or a mapping of names."""
+    if not isinstance(policy_kwargs, Mapping | None):
+        raise TypeError(
+            f"policy_kwargs must be a dict of arguments of the policy, such as "
+            f"{{'normalize_images': False}}, got {policy_kwargs!r}"
+        )
 
 
 SMALLEST_IMAGE = 36
 """Minimum height and width, in pixels, of images for SB3's ``NatureCNN``."""
 
 
+def is_grayscale(space: spaces.Space[Any]) -> bool:
+    """Return whether observations are images without an axis of channels, large enough for ``NatureCNN``."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 2 or min(space.shape) < SMALLEST_IMAGE:
+        return False
+    return is_image_space(spaces.Box(space.low[None], space.high[None], dtype=space.dtype.type))
+
+
+def _channel_advice(space: spaces.Space[Any]) -> str:
+    shape = (*(space.shape or ()), 1)
+    return (
+        f"add an axis of channels with gymnasium.wrappers, GrayscaleObservation(env, keep_dim=True) or "
+        f"ReshapeObservation(env, {shape}), and use 'CnnGTrXLPolicy'"
+    )
+
+
 def warn_of_flattened_images(policy: BasePolicy) -> None:
-    """Warn if the policy flattens images that `CnnGTrXLPolicy` supports."""
+    """Warn if the policy flattens images that `CnnGTrXLPolicy` supports, also without an axis of channels."""
     space = policy.observation_space
-    flattens = isinstance(policy, MlpGTrXLPolicy) and policy.features_extractor_class is FlattenExtractor
+    if not isinstance(policy, MlpGTrXLPolicy) or policy.features_extractor_class is not FlattenExtractor:
+        return
     is_image = default_policy_name(space) == CnnGTrXLPolicy.__name__
-    if flattens and is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
-        warn_user(
-            f"{type(policy).__name__} flattens images of shape {space.shape} and loses their spatial "
-            f"structure: use 'CnnGTrXLPolicy', which reads them with convolutions"
-        )
+    if is_grayscale(space):
+        remedy = _channel_advice(space)
+    elif is_image and sorted(space.shape or ())[-2] >= SMALLEST_IMAGE:
+        remedy = "use 'CnnGTrXLPolicy'"
+    else:
+        return
+    warn_user(
+        f"{type(policy).__name__} flattens images of shape {space.shape} and loses their spatial structure: "
+        f"{remedy}, which reads them with convolutions"
+    )

@@ -34,7 +34,7 @@ from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
-from rlxf.agents.gtrxl.policies import check_policy, warn_of_flattened_images
+from rlxf.agents.gtrxl.policies import check_policy, check_policy_kwargs, warn_of_flattened_images
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde
@@ -152,8 +152,8 @@ class GTrXLPPO(TrainingLoop):
             those of SB3's PPO and RecurrentPPO the message names the alternative.
 
     Warns:
-        UserWarning: if "MlpGTrXLPolicy" flattens images that "CnnGTrXLPolicy" supports, or ``n_envs`` is
-            chosen and ``env`` is an object with another number of environments.
+        UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, or
+            ``n_envs`` is chosen and ``env`` is an object with another number of environments.
     """
 
     batch_size: int
@@ -214,6 +214,7 @@ class GTrXLPPO(TrainingLoop):
         _init_setup_model: bool = True,
     ):
         config = PPOConfig.from_arguments(locals())
+        check_policy_kwargs(policy_kwargs)
         check_device(device)
         check_precision(precision, get_device(device))
         if env is None and _init_setup_model:

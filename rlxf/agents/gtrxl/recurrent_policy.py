@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
@@ -23,7 +24,12 @@ from rlxf.agents.common.predict_state import (
 )
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.action_heads import ActionHead
-from rlxf.agents.gtrxl.observations import batch_size
+from rlxf.agents.gtrxl.observations import (
+    batch_size,
+    check_whole_numbers,
+    raise_observation_error,
+    whole_number_parts,
+)
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -177,9 +183,10 @@ class RecurrentPolicy(BasePolicy):
 
         Raises:
             TypeError: if the state is not one that `predict` returned.
-            ValueError: if the observation does not fit the space, the batch sizes of observation, state and
+            ValueError: if the observation does not fit the space (the message names the part and the fault),
+                discrete values or pixels are fractions, the batch sizes of observation, state and
                 episode_start differ, or the state is of another core or device.
-            NumericalError: if a recurrent layer's state is NaN or infinite.
+            NumericalError: if an observation or a recurrent layer's state is NaN or infinite.
 
         Warns:
             UserWarning: once, if ten consecutive calls have neither state nor episode_start, or state is None
@@ -284,6 +291,21 @@ class RecurrentPolicy(BasePolicy):
         """Return early-exit outputs (E, C), the state, and whether the observation had a batch axis."""
         if self.training:  # set_training_mode visits every module, which takes time in every step
             self.set_training_mode(False)
+        if self._whole_number_parts:
+            check_whole_numbers(self._whole_number_parts, observation)
+        try:
+            return self._early_step(observation, state, episode_start)
+        except Exception as error:
+            raise_observation_error(self.observation_space, observation, error)
+            raise
+
+    def _early_step(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: RecurrentPolicyState | None,
+        episode_start: np.ndarray | None,
+    ) -> tuple[Tensor, RecurrentPolicyState, bool]:
+        """Return the results of `_early_output`, without checks of the observation."""
         obs, batched = self.obs_to_tensor(observation)
         every = torch.all if isinstance(episode_start, Tensor) else np.all
         starts_all = None if episode_start is None else bool(every(episode_start))
@@ -333,6 +355,11 @@ class RecurrentPolicy(BasePolicy):
         value_net: Any = self.value_net
         device: torch.device = value_net.weight.device
         return device
+
+    @cached_property
+    def _whole_number_parts(self) -> dict[str | None, spaces.Space[Any]]:
+        """Parts of the observation space that `check_whole_numbers` checks."""
+        return whole_number_parts(self.observation_space)
 
     @cached_property
     def _state_layout(self) -> dict[str, object]:

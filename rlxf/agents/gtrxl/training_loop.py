@@ -31,6 +31,7 @@ from rlxf.agents.gtrxl.hyperparameters import hyperparameters
 from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.resumable_agent import ResumableAgent
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.envs.gymnasium_wrappers import warn_of_unsaved_statistics
 from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.worker_vec_env import restart_counts
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
@@ -137,6 +138,7 @@ class TrainingLoop(ResumableAgent):
         if self.persist_memory_across_episodes:
             check_filler_rows(self.core, self.env)
         self.check_env(self.env)
+        warn_of_unsaved_statistics(self.env)
         sync_normalization_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         watch_processes(self.env)

@@ -265,6 +265,7 @@ def _check_keys(observation: Any) -> None:
     if not isinstance(observation, Mapping) or set(observation) != set(KEYS):
         raise TypeError(
             f"the agent is conditioned on a target return: its observations need the keys "
-            f"{', '.join(KEYS)}, got {given}. Wrap the environment in rlxf.envs.ReturnToGo(env, "
-            f"target_return), or call rlxf.evaluate(agent, target_returns=[...])"
+            f"{', '.join(KEYS)}, got {given}. Wrap a VecEnv in rlxf.envs.ReturnToGo, "
+            f"ReturnToGo(make_vec_env(id, n_envs), target_return), or call rlxf.evaluate(agent, "
+            f"target_returns=[...])"
         )

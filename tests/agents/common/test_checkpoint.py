@@ -3,10 +3,12 @@
 import hashlib
 import random
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from rlxf import DecisionTransformer, GTrXLPPO
+from rlxf.agents.common.checkpoint import checkpoint_path
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.training import CheckpointError, read_archive, write_archive
 from tests.agents.decision_transformer import worlds as offline
@@ -124,3 +126,9 @@ def test_invalid_sha256_is_rejected(files, name, digits):
     with pytest.raises(ValueError, match="sha256 must be 64 hexadecimal digits") as refusal:
         AGENTS[name].load(files[name], sha256=digits, device="cpu")
     assert not isinstance(refusal.value, CheckpointError)
+
+
+@pytest.mark.parametrize("path", ["", ".", Path()])
+def test_path_without_a_name_is_refused(path):
+    with pytest.raises(ValueError, match=r"names no file: give a path such as 'agent.zip'"):
+        checkpoint_path(path)

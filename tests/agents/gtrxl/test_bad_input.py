@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import ReshapeObservation, TimeLimit
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -178,6 +178,29 @@ def test_no_environment():
         small_agent(None)
 
 
+def test_no_environment_in_set_env():
+    agent = small_agent(TMAZE)
+    with pytest.raises(TypeError, match="set_env needs an environment, got None"):
+        agent.set_env(None)
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+@pytest.mark.parametrize("make", [lambda each: each(), lambda each: make_vec_env(each, 1)], ids=["Env", "id"])
+def test_environment_without_a_space(make, name):
+    class Spaceless(gymnasium.Env):
+        observation_space, action_space = VECTOR, spaces.Discrete(2)
+
+    delattr(Spaceless, name)
+    with pytest.raises(TypeError, match=f"Spaceless instance> has no {name}: set it to a space"):
+        small_agent(make(Spaceless))
+
+
+@pytest.mark.parametrize("value", ["x", [("net_arch", [])]])
+def test_policy_kwargs_of_wrong_type(value):
+    with pytest.raises(TypeError, match="policy_kwargs must be a dict of arguments of the policy"):
+        small_agent(TMAZE, policy_kwargs=value)
+
+
 @pytest.mark.parametrize("env", [5, ["CartPole-v1"], gymnasium.Env], ids=str)
 def test_env_of_wrong_type(env):
     with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got"):
@@ -246,6 +269,26 @@ def test_policy_for_another_observation_space(policy, observation_space, right):
     message = rf"{policy} does not support the observation space .*; use '{right}'"
     with pytest.raises(ValueError, match=message):
         small_agent(Scripted(observation_space=observation_space), policy)
+
+
+def test_grayscale_images_need_an_axis_of_channels():
+    space = spaces.Box(0, 255, (40, 36), np.uint8)
+    advice = r"GrayscaleObservation\(env, keep_dim=True\) or ReshapeObservation\(env, \(40, 36, 1\)\)"
+    with pytest.raises(ValueError, match=advice):
+        small_agent(Scripted(observation_space=space), "CnnGTrXLPolicy")
+    env = ReshapeObservation(Scripted(observation_space=space), (40, 36, 1))
+    small_agent(env, "CnnGTrXLPolicy", n_envs=1)
+    with pytest.warns(UserWarning, match=rf"flattens images of shape \(40, 36\).*{advice}"):
+        small_agent(Scripted(observation_space=space), "MlpGTrXLPolicy", n_envs=1)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Box(0, 255, (40, 20), np.uint8), spaces.Box(0, 255, (40, 40), np.float32)], ids=str
+)
+def test_other_matrices_are_flattened_without_a_warning(space):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(Scripted(observation_space=space), "MlpGTrXLPolicy", n_envs=1)
 
 
 def test_images_of_real_numbers_need_an_argument():

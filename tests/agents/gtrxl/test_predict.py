@@ -5,12 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.policies import MlpGTrXLPolicy
 from rlxf.attention import KNN, TokenIndex, Window
+from rlxf.utils.errors import NumericalError
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     OBSERVATIONS,
@@ -256,6 +258,70 @@ def test_episode_start_of_another_batch_is_rejected(agent):
 def test_an_observation_of_another_shape_is_refused(agent):
     with pytest.raises(ValueError, match="shape"):
         agent.predict(np.zeros((3, 4), np.float32))
+
+
+NAMED = spaces.Dict({"choice": spaces.Discrete(4), "place": VECTOR})
+COLOR = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+NAN = np.array([0.5, np.nan, *[0.0] * (VECTOR.shape[0] - 2)], np.float32)
+PLACE = np.zeros(VECTOR.shape, np.float32)
+SPACES = {"named": NAMED, "image": COLOR, "choice": spaces.Discrete(4), "vector": VECTOR}
+BAD_OBSERVATIONS = {
+    "missing": ("named", {"choice": 1}, r"lacks the part 'place'; its space has 'choice', 'place'"),
+    "extra": ("named", {"choice": 1, "place": PLACE, "x": 1}, r"has the unknown part 'x'; its space has"),
+    "array": ("named", PLACE, r"the observation is array.* \(ndarray\), not a dict"),
+    "out of range": ("choice", 5, r"the observation holds 5, which is not in its space Discrete\(4\)"),
+    "batch": ("choice", np.array([1, 0, 7]), r"the observation 2 of the batch holds 7, which is not in"),
+    "in a part": ("named", {"choice": 9, "place": PLACE}, r"the observation 'choice' holds 9"),
+    "fraction": ("choice", 2.9, r"the observation holds 2.9, no value of Discrete\(4\)"),
+    "fraction in a part": (
+        "named",
+        {"choice": 0.5, "place": PLACE},
+        r"observation 'choice' holds 0.5, no val",
+    ),
+    "scaled": (
+        "image",
+        np.full(COLOR.shape, 0.25, np.float32),
+        r"holds 0.25, no .*pass pixels from 0 to 255",
+    ),
+    "gray": ("image", np.zeros((36, 36), np.uint8), r"has shape \(36, 36\), but its space .*36, 36"),
+    "NaN": ("vector", NAN, r"the observation is nan at index \[1\]"),
+    "NaN in a batch": ("vector", np.stack([PLACE, NAN]), r"observation 1 of the batch is nan at index \[1\]"),
+    "NaN in a part": ("named", {"choice": 0, "place": NAN}, r"the observation 'place' is nan at index \[1\]"),
+}
+POLICY_OF = {"named": "MultiInputGTrXLPolicy", "image": "CnnGTrXLPolicy"}
+
+
+@pytest.fixture(scope="module")
+def agents():
+    """Return an agent for each of the `SPACES`."""
+    policies = {name: POLICY_OF.get(name, "MlpGTrXLPolicy") for name in SPACES}
+    return {name: small_agent(scripts(shifted(2), space), policies[name]) for name, space in SPACES.items()}
+
+
+@pytest.mark.parametrize("case", BAD_OBSERVATIONS)
+def test_the_fault_of_an_observation_is_named(agents, case):
+    name, observation, message = BAD_OBSERVATIONS[case]
+    kind = NumericalError if case.startswith("NaN") else ValueError
+    with pytest.raises(kind, match=message):
+        agents[name].predict(observation)
+
+
+def test_too_large_observations_are_named(agents):
+    message = r"tokens reach .*e\+.*: observations, actions or returns are too large; normalize them"
+    with pytest.raises(NumericalError, match=message):
+        agents["vector"].predict(np.full(VECTOR.shape, 1e30, np.float32))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_whole_numbers_of_any_dtype_are_accepted(agents, name):
+    space = SPACES[name]
+    space.seed(0)
+    given = space.sample()
+    values = given if isinstance(given, dict) else {"": given}
+    floats = {key: np.asarray(value, np.float64) for key, value in values.items()}
+    expected, _ = agents[name].predict(given, deterministic=True)
+    action, _ = agents[name].predict(floats if isinstance(given, dict) else floats[""], deterministic=True)
+    np.testing.assert_array_equal(action, expected)
 
 
 def test_predict_has_no_gradient(agent):
