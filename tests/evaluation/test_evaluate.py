@@ -365,7 +365,7 @@ def test_missing_environment_raises():
 
 
 def test_other_objects_as_env_raise():
-    with pytest.raises(TypeError, match="int: 7"):
+    with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got 7"):
         evaluate(Idle(), 7)
 
 
