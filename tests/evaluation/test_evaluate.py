@@ -52,7 +52,7 @@ def test_number_of_episodes(episodes):
 @pytest.mark.parametrize("env", ["CartPole-v1", vec(Countdown(2))], ids=["id", "object"])
 @pytest.mark.parametrize("episodes", [2.5, "10", True])
 def test_number_of_episodes_must_be_whole(env, episodes):
-    with pytest.raises(TypeError, match="episodes must be a whole number, such as 100, got"):
+    with pytest.raises(TypeError, match="episodes must be a whole number, got"):
         evaluate(Idle(), env, episodes)
 
 
