@@ -23,9 +23,10 @@ def split_episodes(episodes: Episodes, share: float, seed: int) -> tuple[Episode
         Numbers of the episodes to train on, and of the held-out ones, each in ascending order.
 
     Raises:
+        TypeError: if share is not a number.
         ValueError: if share is out of range, or there are fewer than two episodes.
     """
-    check_fraction("validation_share", share)
+    check_between("validation_share", share, 0, 1, inclusive="neither")
     if len(episodes) < 2:
         raise ValueError(
             f"validation_share={share:g} holds out episodes, which needs at least two, got {len(episodes)}: "
@@ -34,14 +35,3 @@ def split_episodes(episodes: Episodes, share: float, seed: int) -> tuple[Episode
     count = min(max(1, round(share * len(episodes))), len(episodes) - 1)
     order = np.random.default_rng(seed).permutation(episodes)
     return np.sort(order[count:]), np.sort(order[:count])
-
-
-def check_fraction(name: str, share: float | None) -> None:
-    """Raise an error unless a setting is None, or a number above 0 and below 1.
-
-    Raises:
-        TypeError: if it is not a number.
-        ValueError: if it is out of range.
-    """
-    if share is not None:
-        check_between(name, share, 0, 1, inclusive="neither")

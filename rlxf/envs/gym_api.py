@@ -13,6 +13,8 @@ RESULTS = {
     "step": ("(observation, reward, terminated, truncated, info)", 5),
 }
 """Method -> its results in Gymnasium, and their number."""
+WRAPPERS = ("gymnasium", "stable_baselines3", "rlxf")
+"""Packages whose wrappers call environments correctly."""
 
 
 def checked_reset(env: gymnasium.Env, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -48,7 +50,7 @@ def raise_interface_error(method: str, env: gymnasium.Env, error: Exception) -> 
     """
     text = str(error)
     refused = re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", text)
-    if method == "reset" and refused:
+    if method == "reset" and refused and _in_wrapper(error):
         raise FaultyEnvironmentError(
             f"reset of {env.unwrapped} does not accept {refused[1]!r}, as in the API of gym < 0.26: define "
             f"it as reset(self, *, seed=None, options=None), or wrap the environment"
@@ -62,9 +64,9 @@ def raise_interface_error(method: str, env: gymnasium.Env, error: Exception) -> 
 
 
 def _in_wrapper(error: Exception) -> bool:
-    """Return whether an error was raised by a wrapper or this module, and not by an environment itself."""
+    """Return whether an error was raised by code of `WRAPPERS`, not by an environment or another wrapper."""
     frame, _ = list(walk_tb(error.__traceback__))[-1]
-    return isinstance(frame.f_locals.get("self"), gymnasium.Wrapper) or frame.f_globals is globals()
+    return frame.f_globals.get("__name__", "").partition(".")[0] in WRAPPERS
 
 
 def _results_error(method: str, env: gymnasium.Env, fault: str) -> FaultyEnvironmentError:

@@ -1,6 +1,6 @@
 """Wrappers of Gymnasium around environments, and warnings about those that change what agents see or get."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -26,11 +26,11 @@ REWARDS = (
 
 
 def warn_of_unsaved_statistics(env: VecEnv) -> None:
-    """Warn if a wrapper of Gymnasium normalizes observations, as no file of an agent has its statistics."""
-    in_processes = not hasattr(innermost_env(env), "envs") and any(
-        env.env_is_wrapped(wrappers.NormalizeObservation, indices=[0])
-    )
-    if in_processes or any(isinstance(each, NORMALIZED) for each in _wrappers_of(env)):
+    """Warn if a wrapper of Gymnasium normalizes observations, as no file of an agent has its statistics.
+
+    Wrappers in the processes of Gymnasium's ``AsyncVectorEnv`` are not seen.
+    """
+    if _normalizes_elsewhere(env) or any(isinstance(each, NORMALIZED) for each in _wrappers_of(env)):
         warn_user(
             "observations are normalized by gymnasium.wrappers.NormalizeObservation, whose statistics are "
             "not saved with the agent, so it gets other observations in an evaluation or a resumed run: use "
@@ -60,6 +60,22 @@ def warn_of_changed_rewards(env: VecEnv) -> None:
         )
 
 
+def _envs_of(env: VecEnv) -> Sequence[Any]:
+    """Return the single environments of this process; empty if there are none."""
+    envs = getattr(innermost_env(env), "envs", ())
+    return envs if isinstance(envs, list | tuple) else ()
+
+
+def _normalizes_elsewhere(env: VecEnv) -> bool:
+    """Return whether observations are normalized in other processes, as far as the environments report it."""
+    if _envs_of(env):
+        return False
+    try:
+        return any(env.env_is_wrapped(wrappers.NormalizeObservation, indices=[0]))
+    except (AttributeError, NotImplementedError):  # of a VecEnv that is not one of SB3
+        return False
+
+
 def _wrappers_of(env: VecEnv) -> Iterator[Any]:
     """Yield the wrappers of Gymnasium of a vector environment and of its first environment, outermost first.
 
@@ -70,7 +86,7 @@ def _wrappers_of(env: VecEnv) -> Iterator[Any]:
     while isinstance(each, VectorWrapper):
         yield each
         each = each.env
-    each = next(iter(getattr(innermost_env(env), "envs", ())), None)
+    each = next(iter(_envs_of(env)), None)
     while isinstance(each, gymnasium.Wrapper):
         yield each
         each = each.env

@@ -282,8 +282,10 @@ def _wrapper(
     wrappers = [wrapper_class or _WRAPPERS.get(package_of(env_id), lambda env: env), ActionReplay, *outer]
 
     def wrap(env: gymnasium.Env) -> gymnasium.Env:
-        check_has_spaces(env)
-        for wrapper in wrappers:
+        inner, *others = wrappers
+        env = inner(env)
+        check_has_spaces(env)  # the first wrapper, which may be the user's, may define them
+        for wrapper in others:
             env = wrapper(env)
         check_playable(env.observation_space, env.action_space)
         return env

@@ -107,9 +107,10 @@ class EndWatch:
         if step == FIRST_END and self._ended.any():
             endless[:] = False
         limit = getattr(spec_of(self._env), "max_episode_steps", None) or 0
-        if endless.any() and not self._warned and limit < step:
+        seen = min(step, LATER_ENDS)  # steps in which an end is remembered
+        if endless.any() and not self._warned and limit < seen:
             self._warned = True
-            _warn_of_endless_episode(int(np.argmax(endless)), min(step, LATER_ENDS))
+            _warn_of_endless_episode(int(np.argmax(endless)), seen)
         self._next = step - step % LATER_ENDS + LATER_ENDS
         if step % LATER_ENDS == 0:
             self._ended[:] = False

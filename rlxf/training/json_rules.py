@@ -98,7 +98,7 @@ TEXT = Rule("a string", lambda value: isinstance(value, str))
 MAPPING = Rule("an object", lambda value: isinstance(value, dict))
 NOTHING = Rule("null", lambda value: value is None, argument="None")
 TEXTS = Rule("a list of strings", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
-SCHEDULE = Rule("a number", number().holds) | Rule("an object that describes a schedule", MAPPING.holds)
+SCHEDULE = number() | Rule("an object that describes a schedule", MAPPING.holds)
 ANYTHING = Rule("anything", lambda value: True)
 _KINDS: dict[Any, Rule] = {
     int: whole(),

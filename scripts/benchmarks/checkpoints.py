@@ -20,10 +20,10 @@ from benchmarks.ablation_runs import check_names
 from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
-from rlxf.agents.offline.config import check_sizes
 from rlxf.data import HighReturns, Sampling, load_trajectories
 from rlxf.data.sampling import UNIFORM_STEPS
 from rlxf.evaluation.intervals import rank_correlation
+from rlxf.utils.checks import check_int
 
 NEWEST, AVERAGE = "newest", "average"
 """Names of the weights that are evaluated."""
@@ -200,7 +200,8 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         check_names(variants=(self.variants, VARIANTS))
-        check_sizes(updates=self.updates, evaluations=self.evaluations, seeds=self.seeds)
+        for name in ("updates", "evaluations", "seeds"):
+            check_int(name, getattr(self, name))
 
     def run(self) -> None:
         """Make missing trainings, and print the table."""

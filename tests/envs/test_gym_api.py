@@ -97,3 +97,35 @@ def test_faults_of_the_environment_itself_are_not_renamed():
     with pytest.raises(ValueError, match=r"not enough values to unpack") as caught:
         evaluate(Idle(), Monitor(Miscounted()), 2)
     assert not isinstance(caught.value, FaultyEnvironmentError)
+
+
+class Simulated(Old):
+    """Environment whose simulator takes no seed."""
+
+    def reset(self, *, seed=None, options=None):
+        return self.simulate(seed=seed)
+
+    def simulate(self):
+        """Return nothing."""
+
+
+class Unpacking(gymnasium.Wrapper):
+    """Wrapper with a fault of its own."""
+
+    def step(self, action):
+        first, second = self.env.step(action)
+        return first, second
+
+
+def test_faults_of_an_environment_inside_are_not_renamed():
+    simulator = Simulated()
+    simulator.simulate = Unseeded().reset
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'seed'") as caught:
+        evaluate(Idle(), Monitor(simulator), 2)
+    assert not isinstance(caught.value, FaultyEnvironmentError)
+
+
+def test_faults_of_a_wrapper_are_not_those_of_the_environment():
+    with pytest.raises(ValueError, match=r"too many values to unpack") as caught:
+        evaluate(Idle(), Monitor(Unpacking(Old())), 2)
+    assert not isinstance(caught.value, FaultyEnvironmentError)

@@ -15,11 +15,11 @@ from gymnasium.wrappers import (
     vector,
 )
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf import evaluate
 from rlxf.envs import Workers, make_vec_env
-from rlxf.envs.gymnasium_wrappers import warn_of_changed_rewards
+from rlxf.envs.gymnasium_wrappers import warn_of_changed_rewards, warn_of_unsaved_statistics
 from tests.agents.gtrxl.worlds import small_agent
 
 ID = "CartPole-v1"
@@ -64,6 +64,31 @@ def test_training_warns_of_statistics_that_no_file_holds(make):
     ):
         agent.learn(0)
     agent.env.close()
+
+
+class Foreign(VecEnv):
+    """Vector environment that does not report its wrappers, and whose ``envs`` is a number."""
+
+    def __init__(self):
+        self.envs = 2
+        space = gymnasium.spaces.Discrete(2)
+        super().__init__(self.envs, space, space)
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        raise NotImplementedError
+
+    def get_attr(self, attr_name, indices=None):
+        raise AttributeError(attr_name)
+
+    reset = step_async = step_wait = close = set_attr = env_method = env_is_wrapped
+
+
+def test_environments_that_do_not_report_their_wrappers_do_not_warn():
+    env = Foreign()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_unsaved_statistics(env)
+        warn_of_changed_rewards(env)
 
 
 @pytest.mark.parametrize("make", RAW.values(), ids=RAW)

@@ -324,3 +324,25 @@ def test_arguments_of_gymnasium_make_reach_an_environment_with_a_vector_class():
     """CartPole's vector class has a parameter ``max_episode_steps``, and CartPole itself has not."""
     with closing(make_env("CartPole-v1", {"max_episode_steps": 9})) as env:
         assert env.spec.max_episode_steps == 9
+
+
+class Spaceless(gymnasium.Env):
+    """Environment whose wrapper defines the spaces."""
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, True, False, {}
+
+
+class Spaced(gymnasium.Wrapper):
+    """Wrapper that defines the spaces."""
+
+    observation_space = action_space = spaces.Discrete(2)
+
+
+def test_a_wrapper_may_define_the_spaces():
+    assert make_vec_env(Spaceless, 2, wrapper_class=Spaced).observation_space == spaces.Discrete(2)
+    with pytest.raises(TypeError, match="no observation_space"):
+        make_vec_env(Spaceless, 2)

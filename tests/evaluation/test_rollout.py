@@ -144,6 +144,14 @@ def test_a_time_limit_that_is_longer_does_not_warn():
 
 
 @pytest.mark.usefixtures("short")
+def test_episodes_that_end_at_a_long_time_limit_do_not_warn():
+    """Ends are forgotten after 30 steps, so an episode of 40 steps may seem endless."""
+    env = Countdown(40)
+    env.spec = gymnasium.make("CartPole-v1", max_episode_steps=40).spec
+    assert steps_of(vec(env), 75) == []
+
+
+@pytest.mark.usefixtures("short")
 def test_recording_warns_of_episodes_that_do_not_end(minari_root):
     env = vec(Countdown(40))
     with pytest.warns(UserWarning, match="environment 0 has not ended in 10 steps"):

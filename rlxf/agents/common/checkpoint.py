@@ -150,7 +150,7 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
         ValueError: if the path has no name, as an empty one.
     """
     file = Path(path)
-    if not file.name:
+    if file.name in ("", ".."):
         raise ValueError(f"{os.fspath(path)!r} names no file: give a path such as 'agent.zip'")
     return file if file.suffix else file.with_suffix(".zip")
 

@@ -1,6 +1,7 @@
 """Batches of observations as trees: an array or tensor, or the entries of Dict observations; their checks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -100,21 +101,29 @@ def check_whole_numbers(parts: Mapping[str | None, Space], observation: Any) -> 
     for key, space in parts.items():
         known = key is None or (isinstance(observation, dict) and key in observation)
         values = np.asarray(0 if not known else observation if key is None else observation[key])
-        if values.dtype.kind == "f" and (values != np.floor(values)).any():
-            value = values[values != np.floor(values)][0]
+        if values.dtype.kind != "f":
+            continue
+        fractions = values[np.isfinite(values) & (values != np.floor(values))]
+        if len(fractions):
+            value = fractions[0]
             advice = "; pass pixels from 0 to 255" if is_image_space(space) else ""
             raise ValueError(f"the observation{_part(key)} holds {value}, no value of {space}{advice}")
 
 
-def raise_observation_error(space: Space, observation: Any, error: Exception) -> None:
-    """Raise an error that names the fault of an observation, or of a batch, as the cause of ``error``.
+@contextmanager
+def named_faults(space: Space, observation: Any) -> Iterator[None]:
+    """Context manager that replaces an error by one that names the fault of an observation, or of a batch.
 
     Raises:
-        NumericalError: if ``error`` is one, and the observation has a fault.
+        NumericalError: if the error is one, and the observation has a fault.
         ValueError: for other errors, if the observation has a fault.
     """
-    fault = _observation_fault(space, observation)
-    if fault is not None:
+    try:
+        yield
+    except Exception as error:
+        fault = _observation_fault(space, observation)
+        if fault is None:
+            raise
         kind = NumericalError if isinstance(error, NumericalError) else ValueError
         raise kind(f"{fault}; pass one observation of the space of the training, or a batch") from error
 
@@ -144,10 +153,16 @@ def _part_fault(space: Space, values: Any) -> str | None:
     for number, row in enumerate(rows):
         has_channels_last = is_image_space(space) and row.shape == (*shape[1:], shape[0])
         given = np.moveaxis(row, -1, 0) if has_channels_last else row
-        fault = observation_fault(space, given) or _not_finite(row)
+        fault = _not_finite(row) or observation_fault(space, _as_predicted(space, given))
         if fault is not None:
             return f" {fault}" if rows[0] is array else f" {number} of the batch {fault}"
     return None
+
+
+def _as_predicted(space: Space, row: np.ndarray) -> np.ndarray:
+    """Return values with the dtype of a space of whole numbers, to which ``predict`` converts them."""
+    is_whole = space.dtype is not None and space.dtype.kind in "biu"
+    return row.astype(space.dtype) if is_whole and row.dtype.kind in "biuf" else row
 
 
 def _not_finite(row: np.ndarray) -> str | None:

@@ -27,7 +27,7 @@ from rlxf.agents.gtrxl.action_heads import ActionHead
 from rlxf.agents.gtrxl.observations import (
     batch_size,
     check_whole_numbers,
-    raise_observation_error,
+    named_faults,
     whole_number_parts,
 )
 from rlxf.attention import TransformerSpec
@@ -293,25 +293,14 @@ class RecurrentPolicy(BasePolicy):
             self.set_training_mode(False)
         if self._whole_number_parts:
             check_whole_numbers(self._whole_number_parts, observation)
-        try:
-            return self._early_step(observation, state, episode_start)
-        except Exception as error:
-            raise_observation_error(self.observation_space, observation, error)
-            raise
-
-    def _early_step(
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: RecurrentPolicyState | None,
-        episode_start: np.ndarray | None,
-    ) -> tuple[Tensor, RecurrentPolicyState, bool]:
-        """Return the results of `_early_output`, without checks of the observation."""
-        obs, batched = self.obs_to_tensor(observation)
+        with named_faults(self.observation_space, observation):
+            obs, batched = self.obs_to_tensor(observation)
         every = torch.all if isinstance(episode_start, Tensor) else np.all
         starts_all = None if episode_start is None else bool(every(episode_start))
         self._missing_state_warning.record(state, starts_all)
         state, start = self._continue(state, episode_start, batch_size(obs))
-        latent = self.act_early(obs, state, state.advance(start))
+        with named_faults(self.observation_space, observation):
+            latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched
 
     def _choose_actions(self, latent: Tensor, deterministic: bool) -> Tensor:

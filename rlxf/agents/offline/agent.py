@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.offline.algorithm import OfflineAlgorithm
-from rlxf.agents.offline.config import OfflineConfig, check_sizes
+from rlxf.agents.offline.config import OfflineConfig
 from rlxf.agents.offline.dataset_info import warn_on_version_mismatch
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import OfflineUpdate
@@ -25,6 +25,7 @@ from rlxf.data.findings import describe_missing_environment, warn_of_returns
 from rlxf.envs.make import make_vec_env_from
 from rlxf.envs.specs import env_id_of, make_single
 from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
+from rlxf.utils.checks import check_int
 
 
 class OfflineAgent(OfflineAlgorithm):
@@ -89,7 +90,7 @@ class OfflineAgent(OfflineAlgorithm):
             DatasetError: if the environment's spaces differ from those of the dataset.
             TypeError: if a space is not supported, or the environment does not accept ``env_kwargs``.
         """
-        check_sizes(n_envs=n_envs)
+        check_int("n_envs", n_envs)
         spec = self._env_spec(env_kwargs or {})
         if spec is None:
             raise ValueError(

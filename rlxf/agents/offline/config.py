@@ -244,18 +244,6 @@ class OfflineConfig:
         return {name: value for name, value in vars(self).items() if name != "verbose"}
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Check that each size is None or an integer of at least 1.
-
-    Raises:
-        TypeError: if a size is not an integer.
-        ValueError: if a size is less than 1.
-    """
-    for name, value in sizes.items():
-        if value is not None:
-            check_int(name, value, most=sys.maxsize)
-
-
 MAX_HIDDEN_LAYERS = 100
 """Largest number of hidden layers of a multilayer perceptron."""
 

@@ -269,7 +269,7 @@ def test_a_number_of_steps_less_than_1_is_refused(number):
 
 @pytest.mark.parametrize("observation", [np.zeros((2, 3)), {"observation": np.zeros((2, 3))}])
 def test_observations_without_target_return_name_the_wrapper(observation):
-    with pytest.raises(TypeError, match=r"rlxf\.envs\.ReturnToGo\(env, target_return\)"):
+    with pytest.raises(TypeError, match=r"ReturnToGo\(make_vec_env\(id, n_envs\), target_return\)"):
         small_agent().predict(observation)
 
 

@@ -306,6 +306,14 @@ def test_the_fault_of_an_observation_is_named(agents, case):
         agents[name].predict(observation)
 
 
+def test_another_error_is_not_a_fault_of_whole_numbers_as_floats(agents):
+    with pytest.raises(TypeError, match="state must be"):
+        agents["image"].predict(np.zeros(COLOR.shape, np.float32), state=(1,))
+    _, state = agents["choice"].predict(np.array([1, 2]))
+    with pytest.raises(ValueError, match="state is of 2 environments, the observation of 1"):
+        agents["choice"].predict(np.array([1.0]), state=state)
+
+
 def test_too_large_observations_are_named(agents):
     message = r"tokens reach .*e\+.*: observations, actions or returns are too large; normalize them"
     with pytest.raises(NumericalError, match=message):
