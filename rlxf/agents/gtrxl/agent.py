@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import index
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -37,6 +38,7 @@ from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.data import Trajectories
 from rlxf.data.spaces import space_mismatches, with_channels_first
+from rlxf.envs.make import check_is_env
 from rlxf.evaluation.agents import lacks_statistics
 from rlxf.evaluation.environment import prepared_env
 from rlxf.export.files import check_target, export_step
@@ -242,7 +244,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
             ValueError: before the first step, if the depth of the core is not `CALM`, memory persists across
                 episodes, the environment has different spaces, the statistics of ``VecNormalize`` are
                 missing, thresholds do not decrease, or thresholds, alpha, delta or episodes are out of range.
-            TypeError: if one of them is not a number.
+            TypeError: if one of them is not a number, or ``env`` is neither an environment nor an id.
         """
         self.ranks.check_single_process("calibrate")
         check_independent_episodes(self.policy)
@@ -251,7 +253,9 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
     def _measure_exits(
         self, env: Any, episodes: int, seed: int | None, thresholds: tuple[float, ...]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        check_is_env(env)
         check_int("episodes", episodes)
+        seed = None if seed is None else index(seed)
         with prepared_env(self, env, self.n_envs, seed) as vec_env:
             if unwrap_vec_normalize(vec_env) is None:
                 self._check_statistics("calibrate")

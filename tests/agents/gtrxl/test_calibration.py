@@ -65,7 +65,7 @@ def test_threshold_is_lowest_guaranteed_and_is_saved(tmp_path):
 
 def test_same_seed_gives_same_risk():
     one = agent()
-    assert np.array_equal(calibrate_small(one).risk, calibrate_small(one).risk)
+    assert np.array_equal(calibrate_small(one).risk, calibrate_small(one, seed=np.int64(0)).risk)
 
 
 @pytest.mark.parametrize("actions", [spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(3)], ids=["Box", "bits"])
@@ -223,6 +223,8 @@ def test_bad_input():
         calibrate_small(agent(DepthAdaptive()))
     with pytest.raises(ValueError, match="the environments do not fit the agent: action space"):
         agent().calibrate(scripts(shifted(2), action_space=spaces.Discrete(5)))
+    with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, .* got None"):
+        agent().calibrate(None)
 
 
 @pytest.mark.parametrize("wrong", [(0.1, 0.2), (0.5, 0.5), (), (1.5, 0.5), (0.5, -3.0)], ids=str)
