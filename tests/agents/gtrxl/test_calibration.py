@@ -223,7 +223,7 @@ def test_bad_input():
         calibrate_small(agent(DepthAdaptive()))
     with pytest.raises(ValueError, match="the environments do not fit the agent: action space"):
         agent().calibrate(scripts(shifted(2), action_space=spaces.Discrete(5)))
-    with pytest.raises(TypeError, match="env must be a Gymnasium id, an Env, .* got None"):
+    with pytest.raises(TypeError, match=r"env must be a Gymnasium id, an Env, .* got None"):
         agent().calibrate(None)
 
 
