@@ -34,6 +34,11 @@ def parts_of(space: spaces.Dict | spaces.Tuple) -> dict[Any, Space]:
     return dict(sorted(space.spaces.items())) if isinstance(space, spaces.Dict) else dict(enumerate(space))
 
 
+def parts_by_key(space: Space) -> dict[Any, Any]:
+    """Return the parts of a Dict by their keys; any other space has the key None."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
+
+
 def leaves(space: Space, where: str = "") -> Iterator[tuple[str, Space]]:
     """Yield the parts of a space that are not nested, each with its path in the form ``where['key']``."""
     if isinstance(space, spaces.Dict | spaces.Tuple):

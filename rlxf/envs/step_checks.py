@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, unwrap_vec_wrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of, tolerant_bounds
+from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_by_key, parts_of, tolerant_bounds
 from rlxf.envs.gym_api import checked_reset
 from rlxf.envs.vector import innermost_env
 from rlxf.envs.wrappers import OwnLastObservation
@@ -170,8 +170,7 @@ def _limits_of(space: spaces.Space[Any], stack: VecFrameStack | None) -> _Limits
 
 def _boxes(space: spaces.Space[Any]) -> dict[Any, spaces.Box[Any]]:
     """Return each Box of a Dict by its key; a space that is a Box itself has the key None."""
-    parts = space.spaces if isinstance(space, spaces.Dict) else {None: space}
-    return {key: part for key, part in parts.items() if isinstance(part, spaces.Box)}
+    return {key: part for key, part in parts_by_key(space).items() if isinstance(part, spaces.Box)}
 
 
 def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:

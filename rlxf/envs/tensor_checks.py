@@ -1,6 +1,5 @@
 """Checks of the tensors that an environment returns: device, dtype, shape, and values without host copies."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlxf.data.spaces import discrete_sizes, discrete_start, tolerant_bounds
+from rlxf.data.spaces import discrete_sizes, discrete_start, parts_by_key, tolerant_bounds
 from rlxf.envs.step_checks import is_whole_range
 from rlxf.utils.dtypes import torch_dtype
 from rlxf.utils.errors import FaultyEnvironmentError
@@ -36,7 +35,7 @@ class TensorChecks:
         self._space = space
         self._num_envs = num_envs
         self.device = device
-        self._limits = {name: _limits(leaf, device) for name, leaf in _leaves(space)}
+        self._limits = {name: _limits(leaf, device) for name, leaf in parts_by_key(space).items()}
 
     def check_observations(self, name: str, observations: Any) -> None:
         """Raise unless observations (N, ...) have the device, dtype and shape of their space.
@@ -47,7 +46,7 @@ class TensorChecks:
         Raises:
             FaultyEnvironmentError: with the name of the array, its layout and the expected one.
         """
-        for key, leaf in _leaves(self._space):
+        for key, leaf in parts_by_key(self._space).items():
             if key is not None and not (isinstance(observations, dict) and key in observations):
                 raise FaultyEnvironmentError(
                     f"{name} of {self._env} must be a dict with the entry {key!r}, "
@@ -100,11 +99,6 @@ class TensorChecks:
             f"{name} of {self._env} must be {kind} tensor of shape {(self._num_envs, *shape)} on "
             f"{self.device}, got {_layout(x)}; correct the environment, or wrap it"
         )
-
-
-def _leaves(space: spaces.Space[Any]) -> Iterator[tuple[str | None, Leaf]]:
-    """Yield the parts of a Dict by key, or the space itself with key None."""
-    yield from space.items() if isinstance(space, spaces.Dict) else [(None, space)]  # type: ignore[misc]
 
 
 def _limits(space: Leaf, device: torch.device) -> tuple[Tensor, Tensor] | None:

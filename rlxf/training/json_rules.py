@@ -2,7 +2,6 @@
 
 import math
 import reprlib
-import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Union, get_args, get_origin
 
+from rlxf.utils.checks import MAX_INT64
 from rlxf.utils.errors import CheckpointError
 
 _REMEDY = "use another copy of the file"
@@ -52,13 +52,13 @@ class Rule:
             raise error(f"{name} must be {self.argument or self.allowed}, got {value!r}")
 
 
-def whole(least: float = -math.inf, most: float = sys.maxsize) -> Rule:
+def whole(least: float = -math.inf, most: float = MAX_INT64) -> Rule:
     """Return the rule that allows integers from ``least`` to ``most``."""
 
     def holds(value: Any) -> bool:
         return type(value) is int and least <= value <= most
 
-    shown = math.inf if most == sys.maxsize else most
+    shown = math.inf if most == MAX_INT64 else most
     return Rule("an integer" + _range(least, shown), holds, (int,))
 
 

@@ -1,7 +1,6 @@
 """Checks of arguments that all agents share, and the rejection of unknown ones."""
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.utils import get_system_info
 
-from rlxf.utils.checks import check_int
+from rlxf.utils.checks import MAX_INT64, check_int
 from rlxf.utils.names import did_you_mean
 
 P = ParamSpec("P")
@@ -134,7 +133,7 @@ def as_whole_number(name: str, value: Any, least: int) -> int:
     number = as_python_number(value, whole=True)
     if isinstance(number, float):
         raise ValueError(f"{name} must be a whole number, got {number}")
-    check_int(name, number, least, sys.maxsize)
+    check_int(name, number, least, MAX_INT64)
     return int(number)
 
 
@@ -144,4 +143,4 @@ def as_log_interval(value: Any) -> int:
     Raises:
         TypeError, ValueError: as `as_whole_number`.
     """
-    return sys.maxsize if value is None else as_whole_number("log_interval", value, least=1)
+    return MAX_INT64 if value is None else as_whole_number("log_interval", value, least=1)

@@ -12,10 +12,9 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
+from rlxf.data.spaces import Space, parts_by_key
 from rlxf.envs.step_checks import observation_fault
 from rlxf.utils.errors import NumericalError
-
-Space = spaces.Space[Any]
 
 
 def map_obs(function: Callable[..., Any], obs: Any, *others: Any) -> Any:
@@ -78,12 +77,6 @@ def normalized_space(space: spaces.Space[Any], normalizer: VecNormalize | None) 
     keys = normalizer.norm_obs_keys or ()
     parts = {key: normalized_space(part, normalizer) if key in keys else part for key, part in space.items()}
     return spaces.Dict(parts)
-
-
-def parts_by_key(space: Space) -> dict[str | None, Space]:
-    """Return the parts of a Dict space by key; any other space has the key None."""
-    parts = space.spaces.items() if isinstance(space, spaces.Dict) else [(None, space)]
-    return dict(parts)
 
 
 def whole_number_parts(space: Space) -> dict[str | None, Space]:

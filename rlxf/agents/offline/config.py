@@ -1,6 +1,5 @@
 """Settings of offline agents: the arguments of their constructors that files hold."""
 
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from rlxf.training.schedules import (
     schedule_to_text,
 )
 from rlxf.training.tensorboard import HyperparameterValue, to_hyperparameters
-from rlxf.utils.checks import check_finite_number, check_int
+from rlxf.utils.checks import MAX_INT64, check_finite_number, check_int
 from rlxf.utils.names import instance_from_json
 
 Converter = Callable[[Any], Any]
@@ -260,7 +259,7 @@ def as_hidden_sizes(name: str, sizes: Any) -> tuple[int, ...]:
     if len(sizes) > MAX_HIDDEN_LAYERS:
         raise ValueError(f"{name} must be at most {MAX_HIDDEN_LAYERS} numbers, got {len(sizes)}")
     for size in sizes:
-        check_int(name, size, most=sys.maxsize)
+        check_int(name, size, most=MAX_INT64)
     return tuple(map(int, sizes))
 
 
