@@ -7,7 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlxf.envs.wrappers import TransparentWrapper, reset_env
+from rlxf.envs.gym_api import reset_env
+from rlxf.envs.wrappers import TransparentWrapper
 
 MAX_RECORDED_STEPS = 100_000
 """Longest episode whose actions are recorded: the replay of a longer one would take minutes."""

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rlxf.envs.wrappers import reset_env
+from rlxf.envs.gym_api import reset_env
 from rlxf.utils.checks import is_number
 
 MAX_STAGES = 100

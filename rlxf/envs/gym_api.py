@@ -1,4 +1,4 @@
-"""Errors for environments whose ``reset`` or ``step`` does not have the interface of Gymnasium."""
+"""Resets of environments, and errors for a ``reset`` or ``step`` without the interface of Gymnasium."""
 
 import re
 from traceback import walk_tb
@@ -30,6 +30,17 @@ def checked_reset(env: gymnasium.Env, **options: Any) -> tuple[Any, dict[str, An
         raise
     check_info("reset", env, info)
     return observation, info
+
+
+def reset_env(
+    env: gymnasium.Env, seed: int | None, options: dict[str, Any] | None
+) -> tuple[Any, dict[str, Any]]:
+    """Reset an environment; older environments take no options, so None is not passed.
+
+    Raises:
+        FaultyEnvironmentError: if ``reset`` does not have the interface of Gymnasium.
+    """
+    return checked_reset(env, seed=seed, **({} if options is None else {"options": options}))
 
 
 def check_info(method: str, env: gymnasium.Env, info: Any) -> None:

@@ -12,8 +12,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rlxf.data.spaces import FLAT, parts_of
+from rlxf.envs.gym_api import reset_env
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.wrappers import OwnLastObservation, reset_env
+from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import BrokenEnvironmentError
 
 Make = Callable[[], gymnasium.Env]

@@ -14,23 +14,12 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from rlxf.data.encoders import observation_encoder
 from rlxf.data.spaces import discrete_start
-from rlxf.envs.gym_api import check_info, checked_reset, raise_interface_error
+from rlxf.envs.gym_api import check_info, raise_interface_error, reset_env
 from rlxf.envs.spaces import batch_of_one, check_spaces, is_filler
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
 REWARD, OBSERVATION = "previous_reward", "observation"
 """Keys of Dict observations; OBSERVATION is that of an observation that was not a Dict."""
-
-
-def reset_env(
-    env: gymnasium.Env, seed: int | None, options: dict[str, Any] | None
-) -> tuple[Any, dict[str, Any]]:
-    """Reset an environment; older environments take no options, so None is not passed.
-
-    Raises:
-        FaultyEnvironmentError: if ``reset`` does not have the interface of Gymnasium.
-    """
-    return checked_reset(env, seed=seed, **({} if options is None else {"options": options}))
 
 
 class TransparentWrapper(gymnasium.Wrapper):

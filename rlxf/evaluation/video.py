@@ -17,7 +17,8 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
-from rlxf.envs.wrappers import ReturnToGo, reset_env
+from rlxf.envs.gym_api import reset_env
+from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import DEFAULT_SEED

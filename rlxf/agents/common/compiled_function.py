@@ -17,6 +17,8 @@ from rlxf.utils.warnings import silenced
 
 TIME_LIMIT = 300.0
 """Seconds after which a compilation is given up."""
+EQUAL_RESULTS = ", with results that are equal up to rounding"
+"""Part of the warning that a function is not compiled: what torch runs in its place."""
 PROGRAM = """
 import sys, torch
 source, target, threads = sys.argv[1:]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.accumulation import Losses
 from rlxf.agents.common.captured_function import supports_graphs
+from rlxf.agents.common.compiled_function import EQUAL_RESULTS
 from rlxf.agents.common.gradient_programs import (
     CapturedGradients,
     CompiledGradients,
@@ -82,7 +83,7 @@ class CompiledLosses:
         except CompilationError as error:
             self.is_usable = False
             self._programs.clear()
-            self._warn(str(error), ", with results that are equal up to rounding")
+            self._warn(str(error), EQUAL_RESULTS)
             return None
 
     def _has_hooks(self, model: nn.Module) -> bool:

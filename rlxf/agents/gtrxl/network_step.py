@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor, nn
 
 from rlxf.agents.common.captured_function import CapturedFunction, supports_graphs
-from rlxf.agents.common.compiled_function import CompiledFunction, trace
+from rlxf.agents.common.compiled_function import EQUAL_RESULTS, CompiledFunction, trace
 from rlxf.agents.common.module_tree import ModuleTree
 from rlxf.agents.gtrxl.observations import as_step_input, map_obs, obs_tensors
 from rlxf.attention.cache import KVCache
@@ -30,8 +30,6 @@ FIXED = ("core", "plan")
 """Fields of caches that a compiled step holds as constants; all others are its arguments."""
 HEADS = ("action_net", "value_net", "reconstruction_net")
 """Modules of a policy that are called after a step."""
-EQUAL_RESULTS = ", with results that are equal up to rounding"
-"""Part of the warning if a step cannot be compiled."""
 
 
 class NetworkOutputs(NamedTuple):

@@ -13,7 +13,7 @@ from PIL import Image
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.cli.playback import IMAGES, Task
-from rlxf.envs.wrappers import reset_env
+from rlxf.envs.gym_api import reset_env
 from rlxf.evaluation.rollout import play
 from rlxf.evaluation.video import FrameRecorder, check_rendering
 from rlxf.utils.warnings import warn_user
