@@ -23,6 +23,7 @@ SEARCH_BOOSTS = {
     "faq.md": 2.0,
     "changelog.md": 0.3,
     "contributing.md": 0.3,
+    "decisions.md": 0.3,
     "design.md": 0.3,
     f"{api.FOLDER}/": 0.3,
 }

@@ -29,7 +29,7 @@ def test_default_callbacks():
         HistogramCallback,
         VideoCallback,
     ]
-    assert [callback.every for callback in callbacks[:3]] == [20, 10, 20]
+    assert [callback.every_rollouts for callback in callbacks[:3]] == [20, 10, 20]
     assert callbacks[3].every_steps == 7
     assert callbacks[3].env.unwrapped.rules.corridor_length == 3
 

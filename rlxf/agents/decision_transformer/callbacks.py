@@ -13,7 +13,7 @@ from rlxf.utils.tensorboard import writes_tensorboard
 
 
 class ContextAttentionCallback(PeriodicCallback):
-    """Write attention maps to TensorBoard's images every ``every_updates`` updates, tag ``attention/maps``.
+    """Write attention maps to TensorBoard's images every ``every_steps`` updates, tag ``attention/maps``.
 
     The plot shows the attention weights of each layer and head over one window of the data, which is read
     with its memory as in training. It is in the middle of the longest episode, and the same in all plots. A
@@ -21,18 +21,15 @@ class ContextAttentionCallback(PeriodicCallback):
     observation, return and action.
 
     Args:
-        every_updates: updates between two plots; in `learn_online`, environment steps. Drawing a plot takes
+        every_steps: updates between two plots; in `learn_online`, environment steps. Drawing a plot takes
             about half a second.
 
     Raises:
-        ValueError: if ``every_updates`` is less than 1.
+        ValueError: if ``every_steps`` is less than 1.
         TypeError: before training starts, if the agent is not a `DecisionTransformer`.
     """
 
     model: DecisionTransformer
-
-    def __init__(self, every_updates: int):
-        super().__init__(every_updates)
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, DecisionTransformer):

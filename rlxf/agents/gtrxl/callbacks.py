@@ -26,20 +26,20 @@ class RolloutCallback(BaseCallback):
     `record` is called at the end of a rollout, before its update.
 
     Args:
-        every: rollouts N between two calls.
+        every_rollouts: rollouts N between two calls.
 
     Raises:
-        ValueError: if ``every`` is less than 1.
+        ValueError: if ``every_rollouts`` is less than 1.
         TypeError: before training starts, if the agent is not a `GTrXLPPO`.
     """
 
     model: GTrXLPPO
 
-    def __init__(self, every: int):
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
+    def __init__(self, every_rollouts: int):
+        if every_rollouts < 1:
+            raise ValueError(f"every_rollouts must be at least 1, got {every_rollouts}")
         super().__init__()
-        self.every = every
+        self.every_rollouts = every_rollouts
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, GTrXLPPO):
@@ -50,7 +50,7 @@ class RolloutCallback(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         last = self.num_timesteps >= self.model._total_timesteps
-        if last or self.model.iterations % self.every == 0:
+        if last or self.model.iterations % self.every_rollouts == 0:
             self.record()
 
     @abstractmethod
@@ -100,7 +100,7 @@ ENVIRONMENTS = 4
 
 
 class MemoryCallback(RolloutCallback):
-    """Log memory metrics of each layer every ``every`` rollouts.
+    """Log memory metrics of each layer every ``every_rollouts`` rollouts.
 
     - ``memory/layer_1/attention_on_memory``: share of attention on steps before the segment.
     - ``memory/layer_1/attended_distance``: mean distance of attention, in steps before the query.
@@ -111,11 +111,11 @@ class MemoryCallback(RolloutCallback):
     The metrics are means over heads and steps of the last segments of the first 4 environments.
 
     Args:
-        every: rollouts between two records; default 10.
+        every_rollouts: rollouts between two records; default 10.
     """
 
-    def __init__(self, every: int = 10):
-        super().__init__(every)
+    def __init__(self, every_rollouts: int = 10):
+        super().__init__(every_rollouts)
 
     def record(self) -> None:
         """Record the metrics."""
@@ -136,7 +136,7 @@ MAX_BINNED_VALUE = 1e19
 
 
 class HistogramCallback(RolloutCallback):
-    """Write histograms to TensorBoard every ``every`` rollouts.
+    """Write histograms to TensorBoard every ``every_rollouts`` rollouts.
 
     - ``weights/GROUP`` for each group of `parameter_groups`, e.g. ``weights/layer_1/attention_gate``.
     - ``gradients/GROUP``: gradients of the last minibatch, clipped to ``max_grad_norm``. The first rollout
@@ -148,11 +148,11 @@ class HistogramCallback(RolloutCallback):
     or at least 1e19 in magnitude are left out.
 
     Args:
-        every: rollouts between two histograms; default 20.
+        every_rollouts: rollouts between two histograms; default 20.
     """
 
-    def __init__(self, every: int = 20):
-        super().__init__(every)
+    def __init__(self, every_rollouts: int = 20):
+        super().__init__(every_rollouts)
 
     def record(self) -> None:
         """Record all histograms, if the logger writes TensorBoard events."""
@@ -180,18 +180,18 @@ def subsample(parts: list[Tensor], size: int) -> Tensor:
 
 
 class AttentionMapCallback(RolloutCallback):
-    """Write attention maps to TensorBoard's images every ``every`` rollouts, with tag ``attention/maps``.
+    """Write attention maps to TensorBoard's images every ``every_rollouts`` rollouts, tag ``attention/maps``.
 
     The plot shows the attention weights of each layer and head for the last segment of the first environment,
     read with its memory as in training.
 
     Args:
-        every: rollouts between two plots; default 100. A plot costs as much time as half a rollout of a small
-            network.
+        every_rollouts: rollouts between two plots; default 100. A plot costs as much time as half a rollout
+            of a small network.
     """
 
-    def __init__(self, every: int = 100):
-        super().__init__(every)
+    def __init__(self, every_rollouts: int = 100):
+        super().__init__(every_rollouts)
 
     def record(self) -> None:
         """Record the plot, if the logger writes TensorBoard events and a layer has attention."""

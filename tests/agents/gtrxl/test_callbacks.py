@@ -71,8 +71,8 @@ def fast_agent():
 class RolloutRecorder(RolloutCallback):
     """Record the rollouts at which the callback runs."""
 
-    def __init__(self, every: int):
-        super().__init__(every)
+    def __init__(self, every_rollouts: int):
+        super().__init__(every_rollouts)
         self.steps: list[int] = []
 
     def record(self) -> None:
@@ -94,9 +94,9 @@ def test_second_training_continues_count():
 
 
 @pytest.mark.parametrize("callback", [AttentionMapCallback, HistogramCallback, MemoryCallback])
-def test_every_below_one_is_rejected(callback):
-    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
-        callback(every=0)
+def test_every_rollouts_below_one_is_rejected(callback):
+    with pytest.raises(ValueError, match="every_rollouts must be at least 1, got 0"):
+        callback(every_rollouts=0)
 
 
 @pytest.mark.parametrize("callback", [AttentionMapCallback, HistogramCallback, MemoryCallback])
@@ -164,7 +164,7 @@ def test_share_and_distance_are_means_over_attention(total):
 def test_metrics_of_each_layer_are_logged(tmp_path):
     endless = scripts([[GOES_ON] * 100] * 3)
     agent = logging_agent(tmp_path, env=endless)
-    agent.learn(3 * ROLLOUT, MemoryCallback(every=1))
+    agent.learn(3 * ROLLOUT, MemoryCallback(every_rollouts=1))
     log = events(tmp_path)
     assert set(log.Tags()["scalars"]) >= ATTENTION_TAGS | GATE_TAGS | {"memory/filled"}
     for tag in ATTENTION_TAGS | GATE_TAGS:
@@ -282,7 +282,7 @@ def assert_histogram_of(histogram, numbers: torch.Tensor) -> None:
 @pytest.mark.parametrize("rollouts", [1, 2])
 def test_histograms_match_weights_gradients_and_rollout(tmp_path, rollouts):
     agent, recorder = logging_agent(tmp_path, n_epochs=1), HistogramRecorder()
-    agent.learn(rollouts * ROLLOUT, [recorder, HistogramCallback(every=1)])
+    agent.learn(rollouts * ROLLOUT, [recorder, HistogramCallback(every_rollouts=1)])
     log = events(tmp_path)
     assert set(log.Tags()["histograms"]) == set(recorder.copies)
     assert any(tag.startswith("gradients/") for tag in recorder.copies) == (rollouts == 2)
