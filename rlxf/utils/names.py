@@ -55,20 +55,22 @@ def choose_one_of(name: str, known: Iterable[str], otherwise: str | None = None)
     return f"; {question} one of {', '.join(names)}"
 
 
-def instance_from_json(kind: str, classes: Mapping[str, type[T]], data: Mapping[str, Any]) -> T:
+def instance_from_json(kind: str, classes: Mapping[str, type[T]], data: Any) -> T:
     """Return an instance of the class with the name ``data["name"]``; the other entries are its arguments.
 
     Args:
         kind: name of the kind of the classes, for the message.
         classes: classes by name.
-        data: JSON object.
+        data: JSON object, of a file that need not be valid.
 
     Raises:
-        ValueError: if the name is unknown.
+        ValueError: if ``data`` is no object, or the name is unknown.
     """
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind} must be a JSON object with a name, got {data!r}")
     options = dict(data)
     name = options.pop("name", None)
-    if name not in classes:
+    if not isinstance(name, str) or name not in classes:
         raise ValueError(f"unknown {kind} {name!r}; use one of {', '.join(classes)}")
     return classes[name](**options)
 

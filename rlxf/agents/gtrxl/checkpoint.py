@@ -102,6 +102,8 @@ def policy_class_name(archive: Archive) -> str:
         CheckpointError: if it is a user-defined class.
     """
     name = archive.documents["agent"]["policy"]
+    if not isinstance(name, str):
+        raise CheckpointError(f"policy must be the name of a class, got {name!r}")
     if name not in POLICIES:
         raise CheckpointError(f"the agent has a user-defined policy, {name}; pass policy={name} to load")
     return str(name)
