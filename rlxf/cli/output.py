@@ -7,8 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import gymnasium
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from rlxf import exit_on_interrupt
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.signals import SIGNALS, ReceivedSignal, raise_on_signal, signal_handler
 from rlxf.utils.tables import printable
 
 CLOSED_PIPE = 128 + 13
@@ -79,7 +79,7 @@ PREPARATION_ERRORS = (ValueError, TypeError, OSError, ImportError, NotImplemente
 EXECUTION_ERRORS = (FaultyEnvironmentError, OSError, gymnasium.error.DependencyNotInstalled)
 """Errors reported in one line later: those with an external cause, e.g. NaN observations, a full disk, or a
 package that an environment needs for its images."""
-EXIT_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+EXIT_SIGNALS = tuple(each for each in SIGNALS if each != signal.SIGINT)
 """Signals that end any command, in addition to Ctrl-C."""
 
 
@@ -156,14 +156,6 @@ def _silence_thread_errors() -> Iterator[None]:
         threading.excepthook = default_hook
 
 
-class ReceivedSignal(BaseException):
-    """Raised when a signal ends the command."""
-
-
-def _raise_signal(number: int, frame: FrameType | None) -> NoReturn:
-    raise ReceivedSignal(number)
-
-
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
     """Exit with status 128 + n after signal n of `EXIT_SIGNALS`, with the same cleanup as after an error.
@@ -171,20 +163,16 @@ def _exit_on_signals() -> Iterator[None]:
     The status is 130 after Ctrl-C. Signal handlers can be set in the main thread only; in other threads
     nothing is changed.
     """
-    with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            for number in EXIT_SIGNALS:
-                handler = signal.signal(number, _raise_signal)
-                stack.callback(signal.signal, number, signal.SIG_DFL if handler is None else handler)
-            if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is exit_on_interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with signal_handler(raise_on_signal, EXIT_SIGNALS):
         try:
             yield
         except KeyboardInterrupt:
             exit_with("interrupted", 130)
         except ReceivedSignal as ended:
-            received = signal.Signals(ended.args[0])
-            exit_with(f"stopped by {received.name}", 128 + received)
+            exit_with(f"stopped by {ended.signal.name}", 128 + ended.signal)
 
 
 def exit_with(message: str, status: int) -> NoReturn:

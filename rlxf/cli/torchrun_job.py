@@ -17,9 +17,9 @@ from stable_baselines3.common.logger import Logger
 from rlxf.cli.output import print_out
 from rlxf.training import RunFolder
 from rlxf.training.archive import Archive
-from rlxf.training.checkpoints import SIGNALS
 from rlxf.training.distributed import init_process_group, process_group
 from rlxf.training.serialization import load_json_file, write_json_file
+from rlxf.utils.signals import set_handler
 
 RUN_ID_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Environment variable in which torchrun stores the job id."""
@@ -160,5 +160,4 @@ def ignore_signals() -> None:
     When the first process exits, torchrun sends signals to the others while they still save.
     """
     if process_group().world_size > 1:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        set_handler(signal.SIG_IGN)

@@ -36,12 +36,13 @@ from rlxf.cli.training_session import (
     train_to_completion,
 )
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.checkpoints import STATEFUL_DOCUMENT, StopRequest
+from rlxf.training.checkpoints import STATEFUL_DOCUMENT
 from rlxf.training.distributed import process_group
 from rlxf.training.tensorboard import write_run_texts
 from rlxf.training.trackers import check_tracker, tracked
 from rlxf.utils.files import try_lock_folder
 from rlxf.utils.run_files import CONFIG
+from rlxf.utils.signals import StopRequest
 
 
 class TrainingCommand(Command):

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from signal import Signals
@@ -13,7 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf.cli.env_options import resume_trust_option
-from rlxf.cli.output import ReceivedSignal, exit_with, print_out
+from rlxf.cli.output import exit_with, print_out
 from rlxf.cli.runs import SOURCES, TRAINING_COMMANDS
 from rlxf.cli.torchrun_job import ignore_signals
 from rlxf.evaluation.callback import EvaluationCallback, PeriodicCallback
@@ -25,20 +26,19 @@ from rlxf.training import (
     RunFolder,
     read_archive,
     save_normalizer,
-    stop_on_signals,
 )
-from rlxf.training.checkpoints import (
-    EXIT_RESUMABLE,
-    STATEFUL_DOCUMENT,
-    Interrupted,
-    StopRequest,
-    raise_interrupted,
-    signal_handler,
-)
+from rlxf.training.checkpoints import EXIT_RESUMABLE, STATEFUL_DOCUMENT
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.distributed import process_group
 from rlxf.training.resumed_logger import LogPosition
 from rlxf.utils.errors import FaultyEnvironmentError
+from rlxf.utils.signals import (
+    ReceivedSignal,
+    StopRequest,
+    raise_on_signal,
+    signal_handler,
+    stop_on_signals,
+)
 
 LOG_STATE, EVALUATION_STATE = "log", "evaluation"
 """Names of the states of log files and of evaluations in a checkpoint, in addition to those of callbacks."""
@@ -138,14 +138,13 @@ def train_to_completion(
             agent.load_training_state(start.file)
             save_agent(agent, run)
         try:
-            with signal_handler(raise_interrupted):
-                if stop.signal is not None:
-                    raise Interrupted(stop.signal)
+            with signal_handler(raise_on_signal):
+                stop.check()
                 if process_group().is_main:
                     finish()
                     agent.logger.close()
                     run.complete(agent.num_timesteps, ended_early=agent.num_timesteps < total)
-        except Interrupted as stopped:
+        except ReceivedSignal as stopped:
             _exit_resumable(stopped.signal, run)
 
 
@@ -186,17 +185,9 @@ def learn_resumably(
     )
     if start.file is not None:
         _load_states(periodic, start.file)
+    learn_all = partial(learn, callback=[*callbacks, saving], resume_from=start.file)
     try:
-        restart = False
-        try:
-            # on errors, closing completes the checkpoint to which the error message refers
-            with closing(saving):
-                learn(callback=[*callbacks, saving], resume_from=start.file)
-        except Interrupted:
-            restart = not run.resume_checkpoints.files()  # checkpoint.zip would make the run appear trained
-        finally:
-            if not restart:
-                save_agent(agent, run)
+        _learn_and_save(agent, run, learn_all, saving)
         # a signal that any process received, even after the last update
         signal = process_group().all_reduce_max(int(stop.signal or 0))
     except ConnectionError:
@@ -204,6 +195,23 @@ def learn_resumably(
         raise
     if signal:
         _exit_resumable(Signals(signal), run)
+
+
+def _learn_and_save(agent: Any, run: RunFolder, learn: Callable[[], Any], saving: CheckpointWriter) -> None:
+    """Train, and save the agent, also after an error or an interruption.
+
+    Nothing is saved after an interruption before the first checkpoint: the resumed run starts again.
+    """
+    restart = False
+    try:
+        # on errors, closing completes the checkpoint to which the error message refers
+        with closing(saving):
+            learn()
+    except ReceivedSignal:
+        restart = not run.resume_checkpoints.files()  # checkpoint.zip would make the run appear trained
+    finally:
+        if not restart:
+            save_agent(agent, run)
 
 
 def _periodic_callbacks(callbacks: list[BaseCallback]) -> dict[str, PeriodicCallback]:

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, Ve
 
 from rlxf.envs.sb3_vec_env import Make, is_unnested, make_sync_vec_env
 from rlxf.envs.step_checks import with_checked_steps
+from rlxf.utils.signals import set_handler
 
 SAFE_PATH, SAFE_PATH_BEFORE = "PYTHONSAFEPATH", "RLXF_SAFE_PATH_BEFORE"
 """Environment variable with which Python does not search the working directory for modules, and the one with
@@ -178,24 +179,16 @@ def _isolate_process() -> None:
     np.random.seed()  # noqa: NPY002  # for environments that draw from the global generator
 
 
-_PARENT_SIGNALS = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-"""Signals that only the parent handles. Cluster schedulers send them to all processes of a job."""
-
-
 def _ignore_parent_signals() -> None:
-    """Ignore the signals that only the parent handles, in this process but not in its child processes.
+    """Ignore `SIGNALS`, which only the parent handles, in this process but not in its child processes.
 
+    Cluster schedulers send them to all processes of a job.
     A new program inherits ignored signals, but no handlers, so the worker uses a handler without effect. A
     fork inherits both, so the handlers are reset after a fork.
     """
-    _handle(lambda number, frame: None)
+    set_handler(lambda number, frame: None)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=partial(_handle, signal.SIG_DFL))
-
-
-def _handle(handler: Any) -> None:
-    for name in _PARENT_SIGNALS:
-        signal.signal(getattr(signal, name), handler)
+        os.register_at_fork(after_in_child=partial(set_handler, signal.SIG_DFL))
 
 
 def _end_with_parent() -> None:

@@ -1,7 +1,7 @@
 """Checkpoint files, run folders, logs, schedules, serialization of spaces, and distributed training."""
 
 from rlxf.training.archive import Archive, read_archive, write_archive
-from rlxf.training.checkpoints import CheckpointFolder, CheckpointWriter, stop_on_signals
+from rlxf.training.checkpoints import CheckpointFolder, CheckpointWriter
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.schedules import (
     CosineSchedule,
@@ -18,6 +18,7 @@ from rlxf.training.states import load_normalizer, save_normalizer
 from rlxf.utils.errors import CheckpointError, NumericalError, ResumeError
 from rlxf.utils.files import atomic_write
 from rlxf.utils.memory_budget import memory_budget
+from rlxf.utils.signals import stop_on_signals
 
 __all__ = [
     "Archive",

@@ -1,15 +1,12 @@
-"""Periodic checkpoints of a run, written in the background, and signals that stop a run."""
+"""Periodic checkpoints of a run, written in the background."""
 
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from types import FrameType
 from typing import Any, Protocol
 
 from stable_baselines3.common.callbacks import BaseCallback
@@ -19,84 +16,11 @@ from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.distributed import process_group
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import make_folder, sync_folder
+from rlxf.utils.signals import StopRequest
 from rlxf.utils.warnings import warn_user
 
 EXIT_RESUMABLE = 75
 """Exit status of an interrupted run that can be resumed: EX_TEMPFAIL of sysexits.h."""
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""Handled signals: Ctrl-C; ``kill`` and most schedulers; Slurm shortly before the time limit."""
-
-
-class Interrupted(BaseException):
-    """Raised if a signal interrupts work that can be repeated.
-
-    Args:
-        signal: the signal.
-    """
-
-    def __init__(self, signal: Signals):
-        super().__init__(signal.name)
-        self.signal = signal
-
-
-@dataclass(eq=False)
-class StopRequest:
-    """Stop request.
-
-    Args:
-        signal: the signal that requested the stop; None without a request.
-    """
-
-    signal: Signals | None = None
-
-    def check(self) -> None:
-        """Raise `Interrupted` if a stop was requested, to end work that a resumed training repeats."""
-        if self.signal is not None:
-            raise Interrupted(self.signal)
-
-    def handle_signal(self, number: int, frame: FrameType | None = None) -> None:
-        """Record a stop request (signal handler), and restore the default handler of SIGINT."""
-        self.signal = Signals(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Convert SIGINT, SIGTERM and SIGUSR1 to stop requests in this context; then Ctrl-C raises as usual.
-
-    Python runs signal handlers in the main thread. In another thread, this context has no effect.
-    """
-    stop = StopRequest()
-    with signal_handler(stop.handle_signal):
-        yield stop
-
-
-def raise_interrupted(number: int, frame: FrameType | None = None) -> None:
-    """Raise `Interrupted`; signal handler for work that can be interrupted at any moment and repeated.
-
-    Raises:
-        Interrupted: always.
-    """
-    raise Interrupted(Signals(number))
-
-
-@contextmanager
-def signal_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Install a handler for `SIGNALS` in this context, and restore the previous handlers at the end.
-
-    Python runs signal handlers in the main thread. In another thread, this context has no effect.
-    """
-    before = {}
-    with suppress(ValueError):  # not in the main thread
-        for each in SIGNALS:
-            before[each] = signal.signal(each, handler)
-    try:
-        yield
-    finally:
-        for each, previous in before.items():
-            signal.signal(each, signal.SIG_DFL if previous is None else previous)
-
-
 NAME = re.compile(r"step-(\d{12})\.zip")
 """File names of checkpoints, with the number of steps."""
 STATEFUL_DOCUMENT = "stateful"

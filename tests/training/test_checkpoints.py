@@ -1,6 +1,5 @@
-"""Tests of periodic checkpoints during training, and of signals that stop it."""
+"""Tests of periodic checkpoints during training."""
 
-import os
 import signal
 import threading
 import warnings
@@ -9,15 +8,8 @@ import pytest
 import torch
 
 from rlxf.training import Archive, CheckpointFolder, CheckpointWriter, read_archive
-from rlxf.training.checkpoints import (
-    SIGNALS,
-    BackgroundWriter,
-    Interrupted,
-    StopRequest,
-    raise_interrupted,
-    signal_handler,
-    stop_on_signals,
-)
+from rlxf.training.checkpoints import BackgroundWriter
+from rlxf.utils.signals import StopRequest
 
 
 class Learner:
@@ -213,58 +205,6 @@ def test_invalid_arguments_are_rejected(tmp_path):
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="every_seconds must be at least 0"):
             CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=seconds)
-
-
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_signal_sets_the_stop_request(number):
-    with stop_on_signals() as stop:
-        assert stop.signal is None
-        os.kill(os.getpid(), number)
-        assert stop.signal is number
-
-
-@pytest.mark.parametrize("first", SIGNALS, ids=lambda number: number.name)
-def test_second_ctrl_c_interrupts(first):
-    with stop_on_signals():
-        os.kill(os.getpid(), first)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_previous_handlers_are_restored():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with stop_on_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_previous_handlers_are_restored_after_an_error():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(ZeroDivisionError), stop_on_signals():
-        raise ZeroDivisionError
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_no_effect_in_another_thread():
-    observed = []
-
-    def work():
-        with stop_on_signals() as stop:
-            observed.append(stop.signal)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert observed == [None]
-
-
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_raise_stopped_interrupts_at_once(number):
-    before = signal.getsignal(number)
-    with pytest.raises(Interrupted) as stopped, signal_handler(raise_interrupted):
-        os.kill(os.getpid(), number)
-    assert stopped.value.signal is number
-    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize("keep", range(1, 7))

@@ -16,8 +16,9 @@ from rlxf.agents.decision_transformer import MaximumEntropy, decision_transforme
 from rlxf.agents.decision_transformer.replay_buffer import REMOVALS, ReplayBuffer, Transitions
 from rlxf.envs import make_vec_env
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, ResumeError
-from rlxf.training.checkpoints import BackgroundWriter, StopRequest
+from rlxf.training.checkpoints import BackgroundWriter
 from rlxf.training.states import get_rng_states
+from rlxf.utils.signals import StopRequest
 from tests.agents.decision_transformer.test_resume import RecordingWriter
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.trainings import InterruptedTrainingError, interrupt
