@@ -1,5 +1,6 @@
 """Periodic checkpoints of a run, written in the background."""
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.distributed import process_group
+from rlxf.utils.checks import check_int
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import make_folder, sync_folder
 from rlxf.utils.signals import StopRequest
@@ -40,6 +42,7 @@ class CheckpointFolder:
         keep: number of checkpoints that are kept; the oldest are removed.
 
     Raises:
+        TypeError: if keep is not an integer.
         ValueError: if keep is less than 1.
     """
 
@@ -48,8 +51,7 @@ class CheckpointFolder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))  # a string is accepted
-        if self.keep < 1:
-            raise ValueError(f"keep must be at least 1, got {self.keep}")
+        check_int("keep", self.keep)
 
     def file(self, step: int) -> Path:
         """Return the path of the checkpoint after ``step`` steps; it need not exist."""
@@ -163,7 +165,7 @@ class CheckpointWriter(BaseCallback):
     all of them.
 
     Args:
-        folder: folder of the checkpoints.
+        folder: folder of the checkpoints, or its path; a path alone keeps the newest three.
         every_seconds: time between checkpoints, in seconds.
         stateful: further objects whose state is saved with the agent, by name. Their states are in the
             document "stateful" of the file, for their ``load_state``.
@@ -190,7 +192,7 @@ class CheckpointWriter(BaseCallback):
 
     def __init__(
         self,
-        folder: CheckpointFolder,
+        folder: CheckpointFolder | str | os.PathLike[str],
         every_seconds: float = EVERY_SECONDS,
         stateful: Mapping[str, Stateful] | None = None,
         stop: StopRequest | None = None,
@@ -199,7 +201,8 @@ class CheckpointWriter(BaseCallback):
         super().__init__()
         if not every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
-        self.folder, self.every_seconds = folder, every_seconds
+        self.folder = folder if isinstance(folder, CheckpointFolder) else CheckpointFolder(Path(folder))
+        self.every_seconds = every_seconds
         self.stateful = dict(stateful or {})
         self.stop = stop or StopRequest()
         self.stopped = False

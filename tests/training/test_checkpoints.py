@@ -3,6 +3,7 @@
 import signal
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +68,13 @@ def test_other_files_in_the_folder_are_kept(tmp_path):
     for step in (1, 2):
         write_checkpoint(folder, step)
     assert {file.name for file in tmp_path.iterdir()} == {"best.zip", folder.file(2).name}
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_is_the_folder_of_the_checkpoints(tmp_path, kind):
+    Learner().learn(9, CheckpointWriter(kind(tmp_path / "checkpoints"), every_seconds=1000))
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.files() == [folder.file(9)]
 
 
 def test_no_checkpoint_before_the_period_has_passed(tmp_path):
@@ -202,6 +210,8 @@ def test_background_error_is_raised_once():
 def test_invalid_arguments_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         CheckpointFolder(tmp_path, keep=0)
+    with pytest.raises(TypeError, match="keep must be a whole number"):
+        CheckpointFolder(tmp_path, keep=1.5)
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="every_seconds must be at least 0"):
             CheckpointWriter(CheckpointFolder(tmp_path), every_seconds=seconds)
