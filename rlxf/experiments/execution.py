@@ -1,6 +1,5 @@
 """Execution of the runs of an experiment: one process for each run, and a lock for each folder."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlxf.experiments.jobs import RESUMED, ExperimentError, Job, Outcome, is_complete
-from rlxf.utils.files import make_folder
+from rlxf.utils.files import make_folder, try_lock
 from rlxf.utils.run_files import COMPLETED, CONFIG
 
 FOLDER_LOCK = ".lock"
@@ -99,7 +98,7 @@ def _train(job: Job, lock: int, should_stop: Callable[[], bool] | None) -> int:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
-            pass_fds=(lock,),
+            pass_fds=() if os.name == "nt" else (lock,),
         )
     _running.add(process)
     try:
@@ -131,9 +130,10 @@ def locked(path: Path, blocking: bool = True) -> Iterator[int]:
         BlockingIOError: if ``blocking`` is False, and another process holds the lock.
         CancelledError: if `stop_all` is called while this function waits.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    no_follow = getattr(os, "O_NOFOLLOW", 0)  # does not exist on Windows
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | no_follow, 0o644)
     try:
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if not blocking:
                 raise BlockingIOError(f"another process holds {path}")
             if _stopping.wait(LOCK_SECONDS):
@@ -141,14 +141,6 @@ def locked(path: Path, blocking: bool = True) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def check_replaceable(folder: Path, names: Collection[str], markers: Collection[Path]) -> None:

@@ -251,16 +251,28 @@ def try_lock_folder(folder: Path, stack: ExitStack) -> bool:
     No file is written, and the lock ends with the process, also after SIGKILL. Nothing is locked on Windows,
     without read permission, and on file systems without such locks, e.g. some versions of NFS.
     """
-    if os.name == "nt":
-        return True
-    import fcntl  # does not exist on Windows
-
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         stack.callback(os.close, descriptor)
+        return try_lock(descriptor)
+    except OSError:  # no permission, or no such locks
+        return True
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder exclusively; return False if it is locked already.
+
+    The lock ends when the last copy of the descriptor is closed. Nothing is locked on Windows.
+
+    Raises:
+        OSError: if the file system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no permission, or no such locks
-        pass
     return True

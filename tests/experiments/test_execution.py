@@ -79,6 +79,12 @@ def test_a_run_is_trained_once(tmp_path):
 
 
 @pytest.mark.faults
+def test_experiments_are_imported_without_fcntl():
+    """Windows does not have this module."""
+    code = "import sys; sys.modules['fcntl'] = None; import rlxf.experiments.execution"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_modules_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("rlxf", "numpy", "gymnasium"):

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from rlxf.training import atomic_write
-from rlxf.utils.files import temporary_folder, temporary_name, try_lock_folder
+from rlxf.utils.files import temporary_folder, temporary_name, try_lock, try_lock_folder
 from tests.training.samples import files_in
 
 
@@ -222,6 +222,13 @@ def test_a_lock_of_a_folder_ends_with_its_stack_or_process(tmp_path):
         with ExitStack() as stack:
             assert try_lock_folder(tmp_path, stack)
     assert files_in(tmp_path) == set()
+
+
+def test_nothing_is_locked_on_windows(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with open(tmp_path / "lock", "wb") as first, open(tmp_path / "lock", "wb") as second:
+        assert try_lock(first.fileno())
+        assert try_lock(second.fileno())
 
 
 @pytest.mark.parametrize("function", ["os.open", "fcntl.flock"])
