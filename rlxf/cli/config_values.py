@@ -79,7 +79,7 @@ def known_options(command: Any) -> dict[str, Any]:
     return known
 
 
-def default_core(command: Any, args: Sequence[str]) -> TransformerSpec | None:
+def default_core(command: Any, args: Sequence[str] = ()) -> TransformerSpec | None:
     """Return the default core of a command with these words; None for an agent without a transformer."""
     core = {field.name: field.default for field in fields(command)}.get("core")
     chosen = getattr(command.defaults(args), "core", core)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from rlxf.attention import TransformerSpec
+from rlxf.cli.config_values import default_core
 from rlxf.cli.output import print_out
 from rlxf.cli.run_options import to_json
 from rlxf.training import RunFolder
@@ -36,7 +37,8 @@ def print_settings(run: RunFolder, options: Any, agent: Any) -> None:
     for name, value in run.config.items():
         if name in defaults and (name in ALWAYS or value != defaults[name]):
             table.add_row(name, value if isinstance(value, str) else json.dumps(value))
-    for name, value in core_rows(getattr(agent, "core", None), default_core(options)):
+    default = default_core(options) or TransformerSpec()
+    for name, value in core_rows(getattr(agent, "core", None), default):
         table.add_row(f"core.{name}", value)
     print_out(table)
     print_out(f"all settings: {run.path / CONFIG}")
@@ -57,12 +59,6 @@ def core_rows(core: TransformerSpec | None, default: TransformerSpec) -> Iterato
         for name, value in vars(core).items():
             if name in SIZES or value != getattr(default, name):
                 yield name, str(value)
-
-
-def default_core(options: Any) -> TransformerSpec:
-    """Return the default of the option ``core``; that of `TransformerSpec` if there is no such option."""
-    default = {field.name: field.default for field in fields(options)}.get("core")
-    return default if isinstance(default, TransformerSpec) else TransformerSpec()
 
 
 def default_values(options: Any, reference: Any = None) -> dict[str, Any]:
