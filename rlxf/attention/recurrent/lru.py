@@ -16,7 +16,7 @@ from rlxf.attention.recurrent.base import (
     zeros,
 )
 from rlxf.attention.recurrent.scan import linear_scan
-from rlxf.utils.checks import check_finite_number
+from rlxf.utils.checks import check_between
 
 MAX_RADIUS = 1 - 2.0**-20
 """Largest initial absolute value of an eigenvalue: float32 resolves the logarithm of smaller ones."""
@@ -47,16 +47,9 @@ class LRU(Recurrence):
     max_phase: float = math.pi / 10
 
     def __post_init__(self) -> None:
-        for name in ("min_radius", "max_radius", "max_phase"):
-            check_finite_number(f"LRU {name}", getattr(self, name))
-        if not 0 <= self.min_radius < self.max_radius < 1:
-            raise ValueError(
-                f"LRU needs 0 <= min_radius < max_radius < 1, got {self.min_radius} and {self.max_radius}"
-            )
-        if self.max_radius > MAX_RADIUS:
-            raise ValueError(f"LRU max_radius must be at most {MAX_RADIUS:.8f}, got {self.max_radius}")
-        if not 0 < self.max_phase <= 2 * math.pi:
-            raise ValueError(f"LRU max_phase must be in (0, 2 pi], got {self.max_phase}")
+        check_between("LRU max_radius", self.max_radius, 0, MAX_RADIUS, inclusive="right")
+        check_between("LRU min_radius", self.min_radius, 0, self.max_radius, inclusive="left")
+        check_between("LRU max_phase", self.max_phase, 0, 2 * math.pi, inclusive="right")
 
     def build(self, width: int, heads: int) -> "LRUMixer":
         return LRUMixer(self, width)

@@ -201,7 +201,9 @@ def test_unsuitable_choices_are_refused():
     for options, message in (
         ({"eta": 0}, "eta must be above 0"),
         ({"discount": 1.0}, "discount must be from 0 to below 1"),
-        ({"target_rate": 2}, "target_rate must be at most 1"),
+        ({"discount": -0.1}, "discount must be from 0 to below 1"),
+        ({"target_rate": 2}, "target_rate must be above 0 and at most 1"),
+        ({"target_rate": 0}, "target_rate must be above 0 and at most 1"),
         ({"hidden_sizes": (0,)}, "hidden_sizes must be at least 1"),
         ({"n_steps": 0}, "n_steps must be at least 1"),
         ({"warmup_updates": -1}, "warmup_updates must be at least 0"),

@@ -218,8 +218,12 @@ def test_limits_are_those_of_existing_parameters():
 
 
 def test_radius_that_rounds_to_1_is_refused():
-    with pytest.raises(ValueError, match=r"LRU max_radius must be at most 0.99999905, got 0.99999999"):
+    with pytest.raises(ValueError, match=r"LRU max_radius must be .* at most 0.99999904.*, got 0.99999999"):
         LRU(max_radius=0.99999999)
+    with pytest.raises(ValueError, match=r"LRU min_radius must be from 0 to below 0.5, got 0.5"):
+        LRU(min_radius=0.5, max_radius=0.5)
+    with pytest.raises(ValueError, match=r"LRU max_phase must be above 0 and at most 6.28.*, got 7"):
+        LRU(max_phase=7)
     torch.manual_seed(0)
     mixer = LRU(min_radius=0.0, max_radius=MAX_RADIUS).build(512, HEADS)
     assert all(x.isfinite().all() for x in mixer.parameters())

@@ -30,7 +30,7 @@ from rlxf.agents.offline.objectives.critic import (
 from rlxf.attention import TransformerSpec
 from rlxf.data import DatasetError, Trajectories
 from rlxf.data.findings import UNUSED_REWARDS, unused_rewards
-from rlxf.utils.checks import check_finite_number, check_int, check_positive
+from rlxf.utils.checks import check_between, check_int, check_positive
 from rlxf.utils.warnings import warn_user
 
 SMALLEST_SCALE = 1e-6
@@ -90,12 +90,8 @@ class QRegularized(ObjectiveSpec):
 
     def __post_init__(self) -> None:
         check_positive("QRegularized eta", self.eta)
-        check_positive("QRegularized target_rate", self.target_rate)
-        check_finite_number("QRegularized discount", self.discount)
-        if self.target_rate > 1:
-            raise ValueError(f"QRegularized target_rate must be at most 1, got {self.target_rate}")
-        if not 0 <= self.discount < 1:
-            raise ValueError(f"QRegularized discount must be from 0 to below 1, got {self.discount}")
+        check_between("QRegularized target_rate", self.target_rate, 0, 1, inclusive="right")
+        check_between("QRegularized discount", self.discount, 0, 1, inclusive="left")
         sizes = as_hidden_sizes("QRegularized hidden_sizes", self.hidden_sizes)
         object.__setattr__(self, "hidden_sizes", sizes)
         if self.n_steps is not None:
