@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import gymnasium
 from gymnasium.vector import VectorEnv
@@ -134,33 +134,23 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         Warns:
             UserWarning: if ``n_envs`` is chosen and ``env`` is an object with another number of environments.
         """
-        self.ranks.check_single_process("learn_online")
-        if env is not None:
-            check_is_env(env)
+        self._check_online(env, callback)
         n_envs = as_whole_number("n_envs", n_envs, least=1)
         warn_of_ignored_n_envs(n_envs, ONLINE_ENVS, env)
-        self.policy.check_window("learn_online")
-        target_return = self._checked_target(target_return)
-        sizes = {"round_steps": round_steps, "round_updates": round_updates}
-        sizes |= {"replay_episodes": replay_episodes}
-        sizes = {name: as_whole_number(name, size, least=1) for name, size in sizes.items()}
-        steps = as_whole_number("steps", steps, least=1)
-        log_interval = as_log_interval(log_interval)
-        noise = self._checked_noise(exploration_noise)
-        replay = ReplayBuffer(self._data(), sizes["replay_episodes"], replay_remove)
-        self.policy.loss.check_online()
-        self._check_eval_callbacks(callback)
-        options: dict[str, float | str | None] = {"target_return": target_return}
-        options |= {"exploration_noise": noise} | sizes | {"replay_remove": replay_remove}
+        steps, log_interval = as_whole_number("steps", steps, least=1), as_log_interval(log_interval)
+        counts = {"round_steps": round_steps, "round_updates": round_updates}
+        counts |= {"replay_episodes": replay_episodes}
+        options = self._checked_options(target_return, exploration_noise, counts, replay_remove)
+        replay = ReplayBuffer(self._data(), options["replay_episodes"], replay_remove)
         read_run = partial(read_online_run, options=options)
         steps, run = self._restore_start(steps, resume_from, read_run)
-        with self._collecting_in(env, n_envs, target_return):
+        with self._collecting_in(env, n_envs, options["target_return"]):
             total_timesteps, callback = self._setup_learn(
                 steps, callback, reset_num_timesteps and run is None, tb_log_name, progress_bar
             )
             self._update = self._new_update()
             assert self.env is not None
-            collector = EpisodeCollector(self, self.env, noise)
+            collector = EpisodeCollector(self, self.env, options["exploration_noise"])
             rounds = OnlineRounds(collector, replay, options)
             callback.on_training_start(locals(), globals())
             if run is not None:
@@ -230,6 +220,28 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
             self.ep_info_buffer, self.ep_success_buffer = buffers
         seed = None if self.seed is None else unused_seed(self.seed, self.num_timesteps)
         rounds.load_archive(archive, self.device, seed)
+
+    def _check_online(
+        self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, callback: MaybeCallback
+    ) -> None:
+        """Raise an error unless the agent can be fine-tuned in these environments with these callbacks."""
+        self.ranks.check_single_process("learn_online")
+        if env is not None:
+            check_is_env(env)
+        self.policy.check_window("learn_online")
+        self.policy.loss.check_online()
+        self._check_eval_callbacks(callback)
+
+    def _checked_options(
+        self, target_return: float | None, noise: float | None, counts: Mapping[str, int], replay_remove: str
+    ) -> dict[str, Any]:
+        """Return the options of `learn_online` that a checkpoint stores, after their checks."""
+        return {
+            "target_return": self._checked_target(target_return),
+            **{name: as_whole_number(name, count, least=1) for name, count in counts.items()},
+            "exploration_noise": self._checked_noise(noise),
+            "replay_remove": replay_remove,
+        }
 
     def _checked_target(self, target_return: float | None) -> float | None:
         """Return the target return as a float; raise ValueError unless the agent is conditioned on one."""
