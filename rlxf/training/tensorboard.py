@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from tensorboard.compat.proto.summary_pb2 import (  # type: ignore[import-untyped]
     DATA_CLASS_SCALAR,
@@ -18,6 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.resumed_logger import EVALUATION_EVENTS, EVENTS, LogPosition, cut_events
 from rlxf.training.serialization import dump_json
+from rlxf.utils.dtypes import to_builtin
 from rlxf.utils.tensorboard import writers
 
 RETURN_CHART = "mean return of evaluations, 95% interval"
@@ -185,7 +185,7 @@ def to_hyperparameters(values: Mapping[str, Any]) -> dict[str, HyperparameterVal
 
     Scalars of NumPy become Python numbers. Other objects become their representation as text.
     """
-    numbers = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
+    numbers = {name: to_builtin(value) for name, value in values.items()}
     return {
         name: x if isinstance(x, HyperparameterValue) else repr(x)
         for name, x in numbers.items()

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from stable_baselines3.common.utils import get_system_info
 
 from rlxf.utils.checks import MAX_INT64, check_int
+from rlxf.utils.dtypes import to_builtin
 from rlxf.utils.names import did_you_mean
 
 P = ParamSpec("P")
@@ -119,7 +119,7 @@ def check_device(device: torch.device | str) -> None:
 
 def as_python_number(value: Any, whole: bool) -> Any:
     """Convert a scalar of NumPy, and an integral float if the number is whole; return other values as is."""
-    value = value.item() if isinstance(value, np.generic) else value
+    value = to_builtin(value)
     return int(value) if whole and isinstance(value, float) and value.is_integer() else value
 
 

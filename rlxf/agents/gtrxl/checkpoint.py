@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
@@ -36,6 +35,7 @@ from rlxf.training import (
 )
 from rlxf.training.compat import VERSION, checkpoint_errors
 from rlxf.training.states import check_layers, check_weights_fit, optimizer_tensors
+from rlxf.utils.dtypes import to_builtin
 
 NOT_SETTINGS = (
     "self",
@@ -213,9 +213,7 @@ def describe(
 
 def _to_json_scalar(value: Any) -> Any:
     """Convert numpy scalars and paths to JSON types."""
-    if isinstance(value, np.generic):
-        return value.item()
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return os.fspath(value) if isinstance(value, os.PathLike) else to_builtin(value)
 
 
 def _encode(value: Any) -> Any:
