@@ -24,8 +24,8 @@ from rlxf.cli.normalization import normalize_env
 from rlxf.cli.output import exit_with, print_out
 from rlxf.cli.progress import ONLINE_METRICS, progress
 from rlxf.cli.reports import save_reports, track_reports
+from rlxf.data.spaces import count_values
 from rlxf.envs.curriculum import CurriculumCallback
-from rlxf.envs.spaces import map_parts
 from rlxf.evaluation import EvaluationCallback, evaluate
 from rlxf.evaluation.seeding import action_seed
 from rlxf.training import RunFolder
@@ -284,6 +284,4 @@ class RandomPolicy:
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, None]:
         """Return random actions, one for each environment."""
-        sizes: list[int] = []
-        map_parts(observation, lambda part: sizes.append(len(part)))
-        return np.stack([self.action_space.sample() for _ in range(sizes[0])]), None
+        return np.stack([self.action_space.sample() for _ in range(count_values(observation))]), None

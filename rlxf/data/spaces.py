@@ -39,6 +39,15 @@ def parts_by_key(space: Space) -> dict[Any, Any]:
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
 
 
+def count_values(batch: Any) -> int:
+    """Return the number of values in a batch of a space; a batch of strings is a tuple of them."""
+    if isinstance(batch, dict):
+        return count_values(next(iter(batch.values())))
+    if isinstance(batch, tuple) and not isinstance(batch[0], str):
+        return count_values(batch[0])
+    return len(batch)
+
+
 def leaves(space: Space, where: str = "") -> Iterator[tuple[str, Space]]:
     """Yield the parts of a space that are not nested, each with its path in the form ``where['key']``."""
     if isinstance(space, spaces.Dict | spaces.Tuple):

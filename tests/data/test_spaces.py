@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector.utils import batch_space
 
 from rlxf.data import DatasetError, check_spaces_match, load_trajectories
-from rlxf.data.spaces import flatten_rows, space_mismatches, unflatten_rows
+from rlxf.data.spaces import count_values, flatten_rows, space_mismatches, unflatten_rows
 from rlxf.utils.errors import RowError
 from tests.datasets import CHOICE, ID, VECTOR, record_random, stacked
 
@@ -32,6 +33,15 @@ SPACES = {
     "bits": spaces.MultiBinary(4),
     "nested": spaces.Dict({"pair": spaces.Tuple([UNIT_BOX, INNER]), "bit": spaces.MultiBinary([2, 2])}),
 }
+
+
+TEXTS = spaces.Dict({"texts": spaces.Tuple([spaces.Text(9), UNIT_BOX]), "bit": spaces.MultiBinary(2)})
+
+
+@pytest.mark.parametrize("space", [*SPACES.values(), TEXTS], ids=[*SPACES, "texts"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_values_of_a_batch_are_counted(space, count):
+    assert count_values(batch_space(space, count).sample()) == count
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -29,11 +29,6 @@ def obs_tensors(obs: PyTorchObs) -> list[Tensor]:
     return [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
 
 
-def batch_size(obs: PyTorchObs) -> int:
-    """Return the number of observations."""
-    return len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
-
-
 def named_obs(name: str, obs: Any) -> dict[str, Tensor]:
     """Return the tensor of observations by ``name``, or those of the entries by ``name[key]``."""
     if isinstance(obs, dict):

@@ -25,7 +25,6 @@ from rlxf.agents.common.predict_state import (
 from rlxf.agents.common.retrieval import DiscreteRetrievalPolicy, RetrievalPolicy
 from rlxf.agents.gtrxl.action_heads import ActionHead
 from rlxf.agents.gtrxl.observations import (
-    batch_size,
     check_whole_numbers,
     named_faults,
     whole_number_parts,
@@ -33,6 +32,7 @@ from rlxf.agents.gtrxl.observations import (
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
 from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.data.spaces import count_values
 from rlxf.utils.distributions import unvalidated_distributions
 
 
@@ -273,7 +273,7 @@ class RecurrentPolicy(BasePolicy):
         self, obs: PyTorchObs, state: RecurrentPolicyState | None, episode_starts: Tensor | None
     ) -> tuple[Distribution, Tensor, RecurrentPolicyState]:
         """Evaluate a step with all layers; return distribution, values (E,) and the next state."""
-        state, start = self._continue(state, episode_starts, batch_size(obs))
+        state, start = self._continue(state, episode_starts, count_values(obs))
         latent, _ = self.act(obs, state, state.advance(start))
         return *self.heads(latent), state
 
@@ -298,7 +298,7 @@ class RecurrentPolicy(BasePolicy):
         every = torch.all if isinstance(episode_start, Tensor) else np.all
         starts_all = None if episode_start is None else bool(every(episode_start))
         self._missing_state_warning.record(state, starts_all)
-        state, start = self._continue(state, episode_start, batch_size(obs))
+        state, start = self._continue(state, episode_start, count_values(obs))
         with named_faults(self.observation_space, observation):
             latent = self.act_early(obs, state, state.advance(start))
         return latent, state, batched
@@ -361,6 +361,6 @@ class RecurrentPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return actions for first steps of episodes, without memory."""
-        state, start = self._continue(None, None, batch_size(observation))
+        state, start = self._continue(None, None, count_values(observation))
         latent, _ = self.act(observation, state, state.advance(start))
         return self._choose_actions(latent, deterministic)
