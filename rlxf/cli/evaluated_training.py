@@ -48,6 +48,11 @@ def default_interval(total: int, least: int = 1) -> int:
     return max(-(-total // DEFAULT_EVALUATIONS), least)
 
 
+def chosen_interval(every: int | None, total: int, least: int = 1) -> int:
+    """Return the value of an option ``--evaluate-every``, or `default_interval` if it is None."""
+    return default_interval(total, least) if every is None else every
+
+
 class EvaluatedTrainingCommand(TrainingCommand):
     """Training of an agent that acts: it is evaluated during the training and at the end."""
 
@@ -69,9 +74,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
 
     def evaluation_interval(self, agent: Any) -> int:
         """Return the number of steps or updates between two evaluations; 0 for no evaluation."""
-        if self.evaluate_every is not None:
-            return self.evaluate_every
-        return default_interval(self.total, self.steps_per_rollout(agent))
+        return chosen_interval(self.evaluate_every, self.total, self.steps_per_rollout(agent))
 
     def evaluation_options(self, agent: Any) -> dict[str, Any]:
         """Return further arguments of `evaluate`."""

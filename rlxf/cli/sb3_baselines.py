@@ -19,7 +19,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from rlxf.cli.env_options import EnvOptions
-from rlxf.cli.evaluated_training import MAX_ENVIRONMENTS, default_interval
+from rlxf.cli.evaluated_training import MAX_ENVIRONMENTS, chosen_interval
 from rlxf.cli.normalization import normalize_env
 from rlxf.cli.output import exit_with, print_out
 from rlxf.cli.progress import ONLINE_METRICS, progress
@@ -124,7 +124,7 @@ class BaselineTraining:
 
     def _learn(self, agent: Any) -> None:
         callbacks: list[BaseCallback] = [CurriculumCallback()] if self.task.options.curriculum else []
-        every = default_interval(self.total_timesteps) if self.evaluate_every is None else self.evaluate_every
+        every = chosen_interval(self.evaluate_every, self.total_timesteps)
         if every == 0:
             self._learn_with(agent, callbacks)
             return
