@@ -28,7 +28,7 @@ from rlxf.cli.runs import PRETRAINING, TRAINING_COMMANDS, check_weights_trust
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import PROGRAM
+from rlxf.training.file_contents import PROGRAM, TEACHER
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.names import did_you_mean
 from rlxf.utils.run_files import CONFIG
@@ -179,7 +179,7 @@ def _check_agent(config: Any, words: str, file: Path) -> None:
     """Raise ValueError unless a JSON value is the configuration of a run of this command."""
     if not isinstance(config, dict) or not isinstance(agent := config.get("agent"), str):
         raise ValueError("it names no agent: give the config.json of a run, or write settings as TOML")
-    if "teacher" in config:
+    if TEACHER in config:
         raise ValueError(
             f"it belongs to a run of rlxf distill, not of rlxf {words}: use rlxf distill TEACHER"
         )

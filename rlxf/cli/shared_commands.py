@@ -16,14 +16,12 @@ from rlxf.cli.env_options import trust_option
 from rlxf.cli.run_options import check_config_types, options_to_config
 from rlxf.cli.runs import TRAINING_COMMANDS
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import PROGRAM
+from rlxf.training.file_contents import PROGRAM, TEACHER
 from rlxf.training.serialization import dump_json, load_json
 from rlxf.utils.run_files import CONFIG
 
 REQUIRED_OPTIONS = ("env", "dataset")
 """Options without a default, of commands that train."""
-TEACHER = "teacher"
-"""Key in the ``config.json`` of a student with the folder of its teacher."""
 DISTILLATION = ("steps", "temperature", "hidden_coef", "actor", "seed", "device")
 """Options of ``rlxf distill`` in the ``config.json`` of a student."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from rlxf.experiments.log_files import open_logs
+from rlxf.training.file_contents import TEACHER
 from rlxf.training.run_folder import Completion, RunFolder, check_no_links
 from rlxf.training.serialization import load_json_object
 from rlxf.utils.run_files import COMPLETED, CONFIG
@@ -146,7 +147,7 @@ def _has_ended(run: RunFolder) -> bool:
     """Return whether a training ended; an interrupted one has checkpoints to resume, and no marker."""
     if (run.path / COMPLETED).is_file():
         return True
-    is_student = "teacher" in run.config  # a distillation has no checkpoints to resume, but a marker
+    is_student = TEACHER in run.config  # a distillation has no checkpoints to resume, but a marker
     return run.final_checkpoint.is_file() and not is_student and not run.resume_checkpoints.files()
 
 

@@ -40,6 +40,7 @@ from rlxf.cli.training_command import TrainingCommand
 from rlxf.cli.training_session import error_context, save_agent
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
+from rlxf.training.file_contents import TEACHER
 from rlxf.training.trackers import attach_tracker, check_tracker
 
 
@@ -142,7 +143,7 @@ class Distill(Command):
         """Return the configuration of the teacher's run, updated with the options of the student."""
         names = ("steps", "temperature", "hidden_coef", "actor", "seed", "track", "device")
         own = {name: getattr(self, name) for name in names}
-        return source.config | own | {"teacher": str(self.teacher), "core": student.core.to_dict()}
+        return source.config | own | {TEACHER: str(self.teacher), "core": student.core.to_dict()}
 
     def _train(self, teacher: Any, student: Any, distillation: Distillation, run: RunFolder) -> None:
         online = isinstance(student, GTrXLPPO)

@@ -50,10 +50,10 @@ class Resume(Command):
         """Read the options of the run, load its checkpoint, and return the training to run."""
         from rlxf.cli.runs import TRAINING_COMMANDS, check_weights_trust, training_command
         from rlxf.training import RunFolder
-        from rlxf.training.file_contents import PROGRAM
+        from rlxf.training.file_contents import PROGRAM, TEACHER
 
         run = RunFolder.reopen(self.run)
-        if "teacher" in run.config:
+        if TEACHER in run.config:
             raise ValueError(f"{self.run} is a run of rlxf distill, which cannot be resumed: distill again")
         if PROGRAM in run.config:
             use = "evaluate" if run.final_checkpoint.is_file() else "plot"
