@@ -10,11 +10,12 @@ from typing import Any
 
 from rlxf.experiments.columns import listed
 from rlxf.experiments.curves import Curve, describe_metrics, find_curve, hold_last_values, metrics_of
+from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.runs import AGENT, Run
 from rlxf.utils.tables import printable
 from rlxf.utils.warnings import warn_user
 
-DEFAULT_METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
+DEFAULT_METRICS = (MEAN_RETURN, "rollout/ep_rew_mean")
 """Metrics to choose from if none is given."""
 HELD_METRICS = ("eval/", "rollout/")
 """Prefixes of the metrics of episodes, whose last value a line keeps if its training ended early."""

@@ -33,6 +33,8 @@ from rlxf.utils.files import read_bounded
 from rlxf.utils.run_files import PROGRESS
 from rlxf.utils.warnings import warn_user
 
+MEAN_RETURN = "eval/mean_reward"
+"""Metric of the mean return of an evaluation."""
 STEP_COLUMNS = ("time/total_timesteps", "total_timesteps", "timesteps", "steps", "step")
 """Names of the column of steps, by priority."""
 MONITOR, EVALUATIONS = "monitor.csv", "evaluations.npz"
@@ -230,7 +232,7 @@ class EvaluationsLog(Log):
     """``evaluations.npz`` of SB3's ``EvalCallback``."""
 
     NAMES: ClassVar = {
-        "eval/mean_reward": "results",
+        MEAN_RETURN: "results",
         "eval/mean_ep_length": "ep_lengths",
         "eval/success_rate": "successes",
     }

@@ -29,6 +29,7 @@ from rlxf.experiments.figures import (
 )
 from rlxf.experiments.groups import Group
 from rlxf.experiments.jobs import ExperimentError
+from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.runs import unit_of
@@ -38,8 +39,6 @@ from rlxf.utils.files import write_file
 from rlxf.utils.run_files import PROGRESS
 from rlxf.utils.tables import Table, printable
 
-METRIC = "eval/mean_reward"
-"""Metric of the learning curves."""
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")
 TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
 FIGURES = CURVES, PROFILE
@@ -273,7 +272,7 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
         if agent in drawn and (group := _group(results, folder, task.name, agent)).curves
     ]
     if groups:
-        figure = learning_curves(groups, METRIC)
+        figure = learning_curves(groups, MEAN_RETURN)
         for axes in figure.axes:
             axes.set_ylabel("mean return")
         yield CURVES, figure
@@ -304,6 +303,6 @@ def _training_curve(run: Path, complete: bool) -> Curve | None:
     The last one of a complete run follows the training and has other episodes, so it is left out unless it
     is the only one.
     """
-    steps, values = find_points(run, METRIC)
+    steps, values = find_points(run, MEAN_RETURN)
     during = len(steps) - 1 if complete and len(steps) > 1 else len(steps)
     return Curve.of_points(steps[:during], values[:during]) if during else None

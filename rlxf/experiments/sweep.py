@@ -18,9 +18,10 @@ import numpy as np
 from rlxf.experiments.curves import describe_metrics, find_curve, find_points, metrics_of
 from rlxf.experiments.execution import locked, run_job, stop_all
 from rlxf.experiments.jobs import ExperimentError, Job
+from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
-from rlxf.experiments.sweep_plan import METRIC, SweepPlan
+from rlxf.experiments.sweep_plan import SweepPlan
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import make_folder
 from rlxf.utils.run_files import CONFIG, EVALUATION
@@ -314,7 +315,7 @@ def objective(folder: Path, metric: str) -> float:
         MissingMetricError: if there is none.
         ValueError: if it is not finite.
     """
-    if metric == METRIC:
+    if metric == MEAN_RETURN:
         value = float(read_returns(folder / EVALUATION, "last")[0].mean())
     else:
         curve = find_curve(folder, metric)

@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.plan import COMMANDS
 from rlxf.experiments.search_space import (
     Choices,
@@ -17,7 +18,7 @@ from rlxf.experiments.search_space import (
     holds,
     label,
 )
-from rlxf.experiments.sweep_plan import DIRECTIONS, METRIC, Pruning, SweepPlan, fixed_options, flatten
+from rlxf.experiments.sweep_plan import DIRECTIONS, Pruning, SweepPlan, fixed_options, iterate_entries
 from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
 from rlxf.utils.names import did_you_mean
 
@@ -77,11 +78,11 @@ class _Reader(TomlReader):
         needed = COMMANDS[command]
         if needed not in settings:
             raise self.error("settings", f"command {command} needs {needed}: add it to [settings]")
-        if settings.get("episodes") == 0 and document.get("metric", METRIC) == METRIC:
+        if settings.get("episodes") == 0 and document.get("metric", MEAN_RETURN) == MEAN_RETURN:
             raise self.error(
                 "settings.episodes",
-                f"settings has episodes = 0, so no run has the metric {METRIC}: give at least 1, or choose "
-                f"another metric",
+                f"settings has episodes = 0, so no run has the metric {MEAN_RETURN}: give at least 1, or "
+                f"choose another metric",
             )
         return SweepPlan(
             self.path,
@@ -91,7 +92,7 @@ class _Reader(TomlReader):
             self.count("trials", document.get("trials", 20), 1),
             self.seeds(document.get("seeds", 1)),
             self.one_of("direction", document.get("direction", DIRECTIONS[0]), DIRECTIONS),
-            self.metric(document.get("metric", METRIC)),
+            self.metric(document.get("metric", MEAN_RETURN)),
             self.count("sampler_seed", document.get("sampler_seed", 0), 0),
             self.pruning(document.get("pruning", True)),
         )
@@ -252,7 +253,9 @@ class _Reader(TomlReader):
     def metric(self, value: Any) -> str:
         """Return the name of the objective."""
         if not isinstance(value, str) or not value:
-            raise self.error("metric", f"metric must be the name of a metric, e.g. {METRIC!r}, got {value!r}")
+            raise self.error(
+                "metric", f"metric must be the name of a metric, e.g. {MEAN_RETURN!r}, got {value!r}"
+            )
         return value
 
     def pruning(self, value: Any) -> Pruning | None:

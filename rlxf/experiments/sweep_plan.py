@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.search_space import SearchSpace
 from rlxf.experiments.toml_files import PlanError, TomlReader
 from rlxf.utils.toml import read_text
 
-METRIC = "eval/mean_reward"
-"""Default objective: the mean return of the final evaluation."""
 DIRECTIONS = ("maximize", "minimize")
 JSON_TABLES = ("env_kwargs", "curriculum", "arguments")
 """Options whose value is a table, of which single entries can be searched, e.g. ``arguments.n_steps``."""
@@ -53,7 +52,7 @@ class SweepPlan:
     trials: int = 20
     seeds: tuple[int, ...] = (0,)
     direction: str = DIRECTIONS[0]
-    metric: str = METRIC
+    metric: str = MEAN_RETURN
     sampler_seed: int = 0
     pruning: Pruning | None = Pruning()
 

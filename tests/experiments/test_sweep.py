@@ -324,7 +324,7 @@ def test_a_metric_that_some_trials_have_does_not_end_the_sweep(tmp_path, monkeyp
 
     monkeypatch.setattr(module, "run_job", run)
     sweep, study, _ = make_sweep(tmp_path, f"metric = 'eval/mean_reward'\n{NO_PRUNING}")
-    monkeypatch.setattr(module, "METRIC", "")  # so that the metric is read from the log
+    monkeypatch.setattr(module, "MEAN_RETURN", "")  # so that the metric is read from the log
     sweep.run(1)
     assert counts(study) == "8 of 8 trials: 7 complete, 1 failed"
 
