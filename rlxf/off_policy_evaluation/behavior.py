@@ -13,7 +13,7 @@ from rlxf.agents.common.losses import cross_entropies
 from rlxf.agents.common.numerics import clip_grad_norm_checked
 from rlxf.data import Trajectories
 from rlxf.off_policy_evaluation.fitted_q import folds_of_episodes
-from rlxf.off_policy_evaluation.networks import EnsembleMLP, StepFeatures
+from rlxf.off_policy_evaluation.networks import PREDICTED_AT_ONCE, EnsembleMLP, StepFeatures
 
 UPDATES, BATCH_SIZE, LEARNING_RATE, WIDTH = 2000, 256, 1e-3, 64
 """Settings of the clone: Adam with a learning rate that decreases linearly to 0."""
@@ -23,8 +23,6 @@ FOLDS = 5
 """Default number of folds of episodes; for each, a clone is trained on the other folds."""
 VALIDATION_SHARE, VALIDATION_INTERVAL, MAX_VALIDATION_STEPS = 0.2, 100, 10_000
 """Part of the training steps of a clone that selects its number of updates, and updates between the tests."""
-PREDICTED_AT_ONCE = 8192
-"""Largest number of steps in one forward pass of all clones."""
 
 
 def estimate_behavior(

@@ -14,6 +14,7 @@ from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_
 from rlxf.data import Trajectories
 from rlxf.data.findings import UNUSED_REWARDS
 from rlxf.off_policy_evaluation.networks import (
+    PREDICTED_AT_ONCE,
     ContinuousQ,
     DiscreteQ,
     StepActions,
@@ -29,10 +30,8 @@ MAX_GRAD_NORM = 10.0
 """Largest gradient norm of the ensemble; larger gradients are clipped."""
 DIVERGENCE_FACTOR = 10.0
 """Values above this multiple of the largest possible return count as divergence."""
-PREDICTED_AT_ONCE = 8192
-"""Largest number of steps in one forward pass of a trained ensemble."""
 LARGEST_OUTPUT = 2**24
-"""Largest number of outputs of that pass, which reduces its steps if there are many actions: 64 MiB."""
+"""Largest number of outputs of a pass over all steps, which limits its steps for many actions: 64 MiB."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from rlxf.data.encoders import MIN_IMAGE_SIZE, has_image_extractor
 
 HIDDEN_LAYERS = 2
 """Number of hidden layers."""
+PREDICTED_AT_ONCE = 8192
+"""Largest number of steps in one forward pass of trained networks."""
 
 
 class EnsembleLinear(nn.Module):
