@@ -130,6 +130,10 @@ class Plan:
             (task, agent) for task, agent in product(self.tasks, self.agents) if agent.trains_on(task)
         )
 
+    def agents_on(self, task: Task) -> list[str]:
+        """Return the names of the agents that train on a task."""
+        return [agent.name for agent in self.agents if agent.trains_on(task)]
+
     def cells(self) -> list[Cell]:
         """Return all runs, the first seed of all tasks and agents first."""
         return [

@@ -33,7 +33,7 @@ from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.runs import unit_of
-from rlxf.experiments.task_table import agents_of, can_end_early, task_table
+from rlxf.experiments.task_table import can_end_early, task_table
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import write_file
 from rlxf.utils.run_files import PROGRESS
@@ -268,7 +268,7 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
     groups = [
         group
         for task in results.plan.tasks[:MAX_PANELS]
-        for agent in agents_of(results.plan, task)
+        for agent in results.plan.agents_on(task)
         if agent in drawn and (group := _group(results, folder, task.name, agent)).curves
     ]
     if groups:

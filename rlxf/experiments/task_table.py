@@ -4,7 +4,7 @@ import numpy as np
 
 from rlxf.evaluation.aggregates import median_over_runs
 from rlxf.evaluation.intervals import stratified_interquartile_mean
-from rlxf.experiments.plan import Plan, Task
+from rlxf.experiments.plan import Task
 from rlxf.experiments.results import Results
 from rlxf.utils.tables import Table
 
@@ -17,7 +17,7 @@ def task_table(results: Results, task: Task) -> Table:
     """Return the table of the returns of all agents that train on a task."""
     added = [STEPS] if can_end_early(results, task) else []
     table = Table(*TASK_COLUMNS, *added, title=f"{task.name}: returns, {results.plan.checkpoint} checkpoint")
-    for agent in agents_of(results.plan, task):
+    for agent in results.plan.agents_on(task):
         steps = [_steps(results, task, agent)] if added else []
         table.add_row(results.label(agent, [task.name]), *_task_cells(results, task, agent), *steps)
     return table
@@ -34,11 +34,6 @@ def _steps(results: Results, task: Task, agent: str) -> str:
     runs = results.of(task.name, agent)
     steps = [run.completion.steps for run in runs if run.completion is not None]
     return f"{np.median(steps):,.0f}" if steps else ""
-
-
-def agents_of(plan: Plan, task: Task) -> list[str]:
-    """Return the names of the agents that train on a task."""
-    return [agent.name for agent in plan.agents if agent.trains_on(task)]
 
 
 def _task_cells(results: Results, task: Task, agent: str) -> list[str]:
