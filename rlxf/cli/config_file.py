@@ -54,10 +54,10 @@ def to_arguments(settings: Settings) -> list[str]:
         SettingsError: if a key occurs in two spellings, a text looks like an option, or a value has another
             type.
     """
-    return [word for name, value in flatten(settings).items() for word in _words(name, value)]
+    return [word for name, value in flat_options(settings).items() for word in _words(name, value)]
 
 
-def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
+def flat_options(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """Return the settings by full name, e.g. ``core.memory.length``, with underscores in names.
 
     Raises:
@@ -77,10 +77,11 @@ def _entries(name: str, value: Any) -> dict[str, Any]:
         return {name: value}
     axis = name.removeprefix("core.")
     if axis == name or axis not in TECHNIQUES or "name" not in value:
-        return flatten(value, f"{name}.") if value or name.startswith("core") else {name: value}
+        return flat_options(value, f"{name}.") if value or name.startswith("core") else {name: value}
     if any(isinstance(each, Mapping) for each in value.values()):  # a combination of techniques
         return {name: _json_text(name, value)}
-    return {name: value["name"]} | flatten({k: each for k, each in value.items() if k != "name"}, f"{name}.")
+    options = {key: each for key, each in value.items() if key != "name"}
+    return {name: value["name"]} | flat_options(options, f"{name}.")
 
 
 def _words(name: str, value: Any) -> list[str]:
@@ -152,7 +153,7 @@ def _read(path: Path) -> str:
 def _toml_settings(text: str, command: type[TrainingCommand], args: Sequence[str]) -> dict[str, Any]:
     """Return the settings in a TOML file that are in effect with the options of the user."""
     try:
-        flat = flatten(loads(text))
+        flat = flat_options(loads(text))
     except TOMLDecodeError as error:
         raise ValueError(f"it is not valid TOML: {error}") from error
     core = _core_of_settings(flat, command, args)
@@ -207,7 +208,7 @@ def run_settings(
     core = _core_of_settings(flat, command, args)
     if core is not None:
         _check_core(options.core, command)
-        flat |= flatten({"core": _core_settings(options.core, core)})
+        flat |= flat_options({"core": _core_settings(options.core, core)})
     if given_lists(args, "dataset").get("dataset", flat.get("dataset")) != flat.get("dataset"):
         flat = {name: value for name, value in flat.items() if name not in SETTINGS_OF_DATA}
     flat = _without_overridden(flat, command, core, args)

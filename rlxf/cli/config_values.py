@@ -44,7 +44,7 @@ def check_settings(flat: Mapping[str, Any], command: type[Command], core: Transf
     """Raise SettingsError if a setting is no option of a command, or its value is not allowed.
 
     Args:
-        flat: settings by full name, as returned by `flatten`.
+        flat: settings by full name, as returned by `flat_options`.
         command: dataclass of the command.
         core: default core of the command; None for an agent without a transformer.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 from rlxf.cli.job_options import named_option
 from rlxf.experiments.experiment_file import KEYS
 from rlxf.experiments.plan import Agent, Plan, Task
-from rlxf.experiments.sweep_plan import flatten
+from rlxf.experiments.sweep_plan import iterate_entries
 from rlxf.experiments.toml_files import PlanError, TomlReader
 from rlxf.utils.names import similar_name
 from rlxf.utils.toml import read_text
@@ -26,7 +26,7 @@ def refused_options(file: Path, plan: Plan, task: Task, agent: Agent, error: Exc
         error: error of the command line.
     """
     tables = plan.tables(task, agent)
-    entries = {table: {name for name, _ in flatten(options)} for table, options in tables.items()}
+    entries = {table: {name for name, _ in iterate_entries(options)} for table, options in tables.items()}
     name = named_option(error, set().union(*entries.values()))
     table = next((table for table in reversed(entries) if name in entries[table]), "")
     message = str(error) if name is None else _with_keys(str(error), name, table)

@@ -191,7 +191,7 @@ class _Reader(TomlReader):
             )
         return {
             other.replace("-", "_"): tuple(map(label, values if isinstance(values, list) else [values]))  # type: ignore[arg-type]
-            for other, values in flatten(when)
+            for other, values in iterate_entries(when)
             if not isinstance(values, dict)
         }
 

@@ -99,13 +99,13 @@ def fixed_options(settings: Mapping[str, Any]) -> dict[str, Any]:
         name: value["name"]
         if name.startswith("core.") and isinstance(value, dict) and "name" in value
         else value
-        for name, value in flatten(settings)
+        for name, value in iterate_entries(settings)
     }
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_entries(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield full name and value of each entry of a table, and of the tables in it."""
     for key, value in table.items():
         yield prefix + key, value
         if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
+            yield from iterate_entries(value, f"{prefix}{key}.")

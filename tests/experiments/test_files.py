@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from rlxf.cli.config_file import flatten, to_arguments
+from rlxf.cli.config_file import flat_options, to_arguments
 from rlxf.cli.entry_point import parse
 from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.sweep_file import read_sweep_plan
@@ -38,8 +38,8 @@ def test_all_combinations_of_a_sweep_are_valid(file, seed):
 def test_the_best_settings_of_a_sweep_are_shipped():
     plan = read_plan(ROOT / "scripts/experiments/pendulum-sweep.toml")
     options = plan.options(plan.tasks[0], plan.agents[1])
-    tuned = flatten(tomllib.loads(tuned_file("pendulum-no-velocity", "train gtrxl").read_text()))
-    assert {name: flatten(options)[name] for name in tuned} == tuned
+    tuned = flat_options(tomllib.loads(tuned_file("pendulum-no-velocity", "train gtrxl").read_text()))
+    assert {name: flat_options(options)[name] for name in tuned} == tuned
 
 
 @pytest.mark.parametrize("text", ["a", "\U0001f600 ü", 'say "hi"', "a\\b", "\x00\x1f\x7f"])
