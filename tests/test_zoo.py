@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlxf.cli.entry_point import main
-from rlxf.cli.shared_commands import training_command
+from rlxf.cli.shared_commands import training_command_line
 from rlxf.cli.shared_runs import load_shared_agent
 from rlxf.training import RunFolder
 
@@ -33,7 +33,7 @@ def test_an_agent_is_small_loads_and_has_a_card(folder):
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
     card = (folder / "README.md").read_text()
     assert f"rlxf play zoo/{folder.name}" in card
-    assert training_command(RunFolder.open(folder)) in card
+    assert training_command_line(RunFolder.open(folder)) in card
     assert "(commit " in card
     assert "95% interval of the mean" in card
     agent = load_shared_agent(RunFolder.open(folder), "last")

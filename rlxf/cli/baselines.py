@@ -17,7 +17,7 @@ from rlxf.data import Trajectories
 from rlxf.evaluation import Report, TargetSweep, compare, evaluate
 from rlxf.training.serialization import write_json_file
 
-BASELINES = {"BC": 1.0, "BC, best 10%": 0.1}
+BASELINE_SHARES = {"BC": 1.0, "BC, best 10%": 0.1}
 """Name of a baseline -> share of the episodes that it imitates."""
 FILE = "baselines.json"
 """Name of the file with the numbers in the folder of a run."""
@@ -45,7 +45,7 @@ def evaluate_baselines(
     """
     returns = np.asarray(data.returns, np.float64)
     reports = {"data": Report(returns, data.lengths, references=data.reference_scores)}
-    for name, share in BASELINES.items():
+    for name, share in BASELINE_SHARES.items():
         if _is_missing(share, data):
             continue
         agent = BehaviorCloning(data, share, **settings)
@@ -59,7 +59,7 @@ def evaluate_baselines(
 
 def report_missing_baselines(data: Trajectories) -> None:
     """Print a line for each baseline that needs more episodes than the data have."""
-    for name, share in BASELINES.items():
+    for name, share in BASELINE_SHARES.items():
         if _is_missing(share, data):
             print_out(f"{name} is left out: it needs {MIN_EPISODES} episodes, the data have {data.episodes}")
 

@@ -37,7 +37,7 @@ from rlxf.utils.names import did_you_mean, similar_name
 DESCRIPTION = (
     f"rlxf {__version__}: transformer agents for reinforcement learning. --version prints the version."
 )
-BASELINES = {f"train {name}": f"baseline {name}" for name in ("ppo", "recurrent-ppo")}
+BASELINE_COMMANDS = {f"train {name}": f"baseline {name}" for name in ("ppo", "recurrent-ppo")}
 """Words that look like a command -> the command that trains this agent."""
 EXAMPLE = "Example: rlxf train gtrxl --help"
 HELP = {"-h", "--help"}
@@ -224,7 +224,7 @@ def _show_overview(args: list[str]) -> NoReturn:
     if rest and not rest[0].startswith("-"):
         near = similar_name(rest[0], words)
         hint = f"did you mean {start}{near}?" if near else f"available commands: {', '.join(words)}"
-        if other := BASELINES.get(start + rest[0]):
+        if other := BASELINE_COMMANDS.get(start + rest[0]):
             hint = f"did you mean {other}?"
         exit_with(f"unknown command {start}{rest[0]}; {hint}", 2)
     placeholders = [

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from rlxf.cli.options import check_counts, check_options_not_negative, check_stop_return
 from rlxf.cli.output import print_out
 from rlxf.cli.reports import (
-    CHECKPOINTS,
+    CHECKPOINT_EVALUATIONS,
     checkpoints_of,
     evaluate_checkpoints,
     plot_targets,
@@ -123,7 +123,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
     def finish(self, agent: Any, run: RunFolder) -> None:
         """Evaluate and report the last checkpoint, and those that the training selected."""
         selected = {name: path for name, path in checkpoints_of(run).items() if name != "last"}
-        folders = {name: run.path / CHECKPOINTS[name][0] for name in selected}
+        folders = {name: run.path / CHECKPOINT_EVALUATIONS[name][0] for name in selected}
         options = {"episodes": self.episodes, **self.evaluation_options(agent)}
         with self.fresh_env(agent, self.episodes) as env:
             agents = {"last": agent} | {
@@ -156,7 +156,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
         """Return the log of the final evaluation of a checkpoint."""
         if name == "last":
             return nullcontext(agent.logger)
-        return evaluation_events(run.path, CHECKPOINTS[name][0])
+        return evaluation_events(run.path, CHECKPOINT_EVALUATIONS[name][0])
 
     def compare_reports(self, agent: Any, run: RunFolder, reports: Mapping[str, Any]) -> None:  # optional
         """Print comparisons with the reports of the final evaluation, by checkpoint name."""

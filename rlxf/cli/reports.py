@@ -27,7 +27,7 @@ from rlxf.utils.run_files import CHECKPOINT, EVALUATION, SHARED
 DATASTORE_SUFFIX = ", datastore"
 """Suffix of the name of a checkpoint with a datastore of trajectories."""
 WITH_DATASTORE = "with a datastore of trajectories"
-CHECKPOINTS = {
+CHECKPOINT_EVALUATIONS = {
     "last": ("evaluation", "Last checkpoint, {}"),
     "best": ("evaluation-best", "Best checkpoint, {}, selected on other episodes during training"),
     "validation": ("evaluation-validation", "Checkpoint with the lowest validation loss, {}"),
@@ -227,7 +227,7 @@ def print_reports(
 
 def print_titled(table: Table, run: RunFolder, name: str, agent: Any) -> None:
     """Print a table of a checkpoint of a run below its name and its steps or, offline, its updates."""
-    _, heading = CHECKPOINTS[shared_checkpoint(run, name)]
+    _, heading = CHECKPOINT_EVALUATIONS[shared_checkpoint(run, name)]
     table.title = f"{heading.format(_progress(agent))}\n{table.title}"
     print_out(table)
 

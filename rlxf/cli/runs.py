@@ -48,7 +48,7 @@ TRAINING_COMMANDS = {
 Agent = GTrXLPPO | OfflineAgent
 
 
-def training_command(run: RunFolder) -> Any:
+def command_class(run: RunFolder) -> Any:
     """Return the class of the command that trained the agent of a run; KeyError for other agents."""
     return resolve_name(COMMANDS[TRAINING_COMMANDS[run.config["agent"]]])
 

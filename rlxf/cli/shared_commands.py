@@ -34,7 +34,7 @@ def trust_of(run: RunFolder) -> str:
         return ""
 
 
-def training_command(run: RunFolder) -> str | None:
+def training_command_line(run: RunFolder) -> str | None:
     """Return the command that trains an agent as in a run, without options that have their default.
 
     It is None if the run is not one of ``rlxf train`` or ``rlxf distill``, or was written by another version.

@@ -11,7 +11,7 @@ from rlxf.cli.output import print_out
 from rlxf.cli.playback import IMAGES, Task, play_episodes, prepare_agent
 from rlxf.cli.reports import checkpoints_of, select_checkpoints, shared_checkpoint
 from rlxf.cli.runs import AGENTS, agent_name
-from rlxf.cli.shared_commands import teacher_of, training_command, trust_of
+from rlxf.cli.shared_commands import teacher_of, training_command_line, trust_of
 from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import DEFAULT_SEED
 from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
@@ -156,7 +156,7 @@ def model_card(run: RunFolder, folder: str, checkpoint: str, agent: Any, **other
         f"{agent.num_timesteps:,} {getattr(agent, 'progress_unit', 'step')}s",
         shared_checkpoint(run, checkpoint),
         scores,
-        training_command(run),
+        training_command_line(run),
         () if info is None else tuple(info.dataset_ids),
         make_env=make_env_expression(run, agent),
         target=_target(agent, scores),

@@ -21,7 +21,7 @@ from rlxf.experiments.jobs import Job
 from rlxf.experiments.search_space import Case
 from rlxf.experiments.study import FILE as STUDY_FILE
 from rlxf.experiments.study import StorageError, SweepStudy, open_study, quiet, storage_errors
-from rlxf.experiments.sweep import Sweep, TrialEnd
+from rlxf.experiments.sweep import TrialEnd, TrialRunner
 from rlxf.experiments.sweep_plan import SweepPlan
 from rlxf.experiments.sweep_report import (
     REPORT_FILES,
@@ -152,7 +152,7 @@ class SweepRun:
         with quiet():
             print_out(f"{len(study.trials())} of {self.plan.trials} trials: {self.folder}")
             try:
-                Sweep(self.plan, study, self.folder, self._job, _print_end).run(self.processes)
+                TrialRunner(self.plan, study, self.folder, self._job, _print_end).run(self.processes)
             except StorageError:
                 raise
             except BaseException:

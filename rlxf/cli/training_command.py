@@ -30,8 +30,8 @@ from rlxf.cli.spec_options import add_core_rule
 from rlxf.cli.torchrun_job import create_run, init_distributed, rank_zero_logger, restarted_run
 from rlxf.cli.training_session import (
     StartPoint,
+    covers_total,
     error_context,
-    is_complete,
     learn_resumably,
     train_to_completion,
 )
@@ -227,7 +227,7 @@ class TrainingCommand(Command):
             BlockingIOError: if another process trains in the folder of the run.
         """
         init_distributed()
-        if is_complete(run, self.total):
+        if covers_total(run, self.total):
             return partial(print_out, self.describe_completion(run))
         check_tracker(self.track)
         with _locked(run) as lock:

@@ -99,7 +99,7 @@ def _only_weights(run: RunFolder) -> str:
     )
 
 
-def is_complete(run: RunFolder, total: int) -> bool:
+def covers_total(run: RunFolder, total: int) -> bool:
     """Return whether the run has a completion marker that covers ``total`` steps.
 
     The answer of the process of rank 0 holds for all processes.

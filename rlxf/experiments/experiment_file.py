@@ -9,7 +9,7 @@ from typing import Any
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Plan, Task
 from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
 
-CHECKPOINTS = ("last", "best")
+COMPARED_CHECKPOINTS = ("last", "best")
 """Checkpoints of a run whose final evaluation may be compared."""
 KEYS = {
     "": ("seeds", "checkpoint", "settings", "tasks", "agents"),
@@ -44,8 +44,8 @@ class _Reader(TomlReader):
         tasks = tuple(self.task(*item) for item in self.tables(document["tasks"], "tasks"))
         agents = tuple(self.agent(*item) for item in self.tables(document["agents"], "agents"))
         settings = self.options(document.get("settings", {}), "settings")
-        checkpoint = document.get("checkpoint", CHECKPOINTS[0])
-        if checkpoint not in CHECKPOINTS:
+        checkpoint = document.get("checkpoint", COMPARED_CHECKPOINTS[0])
+        if checkpoint not in COMPARED_CHECKPOINTS:
             raise self.error("checkpoint", f"checkpoint must be last or best, got {checkpoint!r}")
         plan = Plan(tasks, agents, self.seeds(document.get("seeds", 1)), settings, checkpoint)
         self.check(plan)

@@ -126,8 +126,8 @@ class LearningCurve:
         return np.interp(grid, steps, values[first], left=np.nan, right=np.nan)
 
 
-class Sweep:
-    """Trials of a study that are trained on this machine.
+class TrialRunner:
+    """Training of the trials of a study on this machine.
 
     Args:
         plan: the sweep.

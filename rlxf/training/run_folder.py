@@ -26,7 +26,7 @@ from rlxf.utils.run_files import (
     BEST_NORMALIZER,
     BEST_VALIDATION,
     CHECKPOINT,
-    CHECKPOINTS,
+    CHECKPOINT_FOLDER,
     COMPLETED,
     CONFIG,
     EVALUATION,
@@ -165,7 +165,7 @@ class RunFolder:
     @property
     def resume_checkpoints(self) -> CheckpointFolder:
         """Folder of the periodic checkpoints, from which the run can be resumed."""
-        return CheckpointFolder(self.path / CHECKPOINTS)
+        return CheckpointFolder(self.path / CHECKPOINT_FOLDER)
 
     @property
     def final_checkpoint(self) -> Path:

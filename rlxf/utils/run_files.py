@@ -8,7 +8,7 @@ CHECKPOINT, BEST, BEST_VALIDATION = "checkpoint.zip", "best.zip", "best-validati
 """Agents: the last one, and those with the best evaluation and the lowest validation loss."""
 NORMALIZER, BEST_NORMALIZER = "normalizer.zip", "best-normalizer.zip"
 """Statistics of ``VecNormalize`` for the last agent, and for the one with the best evaluation."""
-CHECKPOINTS = "checkpoints"
+CHECKPOINT_FOLDER = "checkpoints"
 """Folder of the periodic checkpoints."""
 EVALUATION = "evaluation.json"
 """Episodes and statistics of the final evaluation."""

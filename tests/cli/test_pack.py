@@ -12,7 +12,7 @@ import pytest
 
 from rlxf import GTrXLPPO
 from rlxf.cli import main
-from rlxf.cli.shared_commands import training_command
+from rlxf.cli.shared_commands import training_command_line
 from rlxf.cli.shared_runs import make_env_expression, python_literal
 from rlxf.training import RunFolder
 from tests.cli.running import TASK, TINY, refused, returns_of, train
@@ -107,8 +107,8 @@ def test_the_command_of_a_damaged_student_is_unknown(changes):
     config = {"agent": "gtrxl", "env": "CartPole-v1", "env_kwargs": {}, "teacher": "maze", "steps": 3}
     config |= {"temperature": 2.0, "hidden_coef": 1.0, "actor": "student", "seed": 0, "device": "auto"}
     config |= {"core": {"width": 8, "layers": 1, "heads": 1}}
-    assert training_command(RunFolder(Path("run"), config)).startswith("rlxf distill maze ")
-    assert training_command(RunFolder(Path("run"), config | changes)) is None
+    assert training_command_line(RunFolder(Path("run"), config)).startswith("rlxf distill maze ")
+    assert training_command_line(RunFolder(Path("run"), config | changes)) is None
 
 
 def test_statistics_are_those_of_the_checkpoint():

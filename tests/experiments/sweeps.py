@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlxf.experiments.jobs import Job, Outcome
 from rlxf.experiments.study import SweepStudy, open_study
-from rlxf.experiments.sweep import Sweep, TrialEnd
+from rlxf.experiments.sweep import TrialEnd, TrialRunner
 from rlxf.experiments.sweep_file import read_sweep_plan
 
 FILE = """\
@@ -48,11 +48,11 @@ def fake_run(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome
 
 def make_sweep(
     folder: Path, text: str = FILE, storage: str | None = None, make_job=job_of
-) -> tuple[Sweep, SweepStudy, list[TrialEnd]]:
+) -> tuple[TrialRunner, SweepStudy, list[TrialEnd]]:
     """Return a sweep in a folder, its study, and a list to which each trial that ends is added."""
     folder.mkdir(exist_ok=True)
     path = folder / "sweep.toml"
     path.write_text(text)
     plan, ends = read_sweep_plan(path), []
     study = open_study(plan, folder, storage)
-    return Sweep(plan, study, folder, make_job, ends.append), study, ends
+    return TrialRunner(plan, study, folder, make_job, ends.append), study, ends

@@ -29,7 +29,7 @@ from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer, raw_observation_space
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
-from rlxf.agents.gtrxl.core import check_episode_length, warn_of_filler_rows
+from rlxf.agents.gtrxl.core import check_episode_length, warned_of_filler_rows
 from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.policies import POLICIES, SB3_POLICIES
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -142,7 +142,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         """
         check_not_reset_result(observation)
         if self.persist_memory_across_episodes and not self._warned_of_filler and self.env is not None:
-            self._warned_of_filler = warn_of_filler_rows(self.env, observation)
+            self._warned_of_filler = warned_of_filler_rows(self.env, observation)
         return self.policy.predict(map_obs(as_array, observation), state, episode_start, deterministic)
 
     def action_logits(

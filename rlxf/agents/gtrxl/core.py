@@ -148,8 +148,8 @@ def warn_of_untrained_memory(core: TransformerSpec, segment_length: int) -> None
             )
 
 
-def warn_of_filler_rows(env: VecEnv, observation: Any) -> bool:
-    """Warn if an observation of the agent's environments holds filler rows; return whether it does."""
+def warned_of_filler_rows(env: VecEnv, observation: Any) -> bool:
+    """Warn if an observation of the agent's environments holds filler rows; return whether it did."""
     if not shows_filler_rows(env, observation):
         return False
     warn_user(

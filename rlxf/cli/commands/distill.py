@@ -29,10 +29,10 @@ from rlxf.cli.runs import (
     OFFLINE,
     TRANSFORMERS,
     agent_name,
+    command_class,
     dataset_ids,
     load_agent,
     make_env,
-    training_command,
 )
 from rlxf.cli.settings_table import print_settings
 from rlxf.cli.torchrun_job import init_distributed
@@ -122,7 +122,7 @@ class Distill(Command):
 
     def _build_online(self, source: RunFolder) -> tuple[Any, Any]:
         """Return the teacher, and a student in environments with the same task and normalization."""
-        command: type[TrainingCommand] = training_command(source)
+        command: type[TrainingCommand] = command_class(source)
         n_envs = command.of_run(source, self.progress_bar).learner.n_envs
         env = make_env(source, None, {}, n_envs, self.trust, self.seed)
         teacher = load_agent(source, env, source.final_checkpoint, self.device)

@@ -82,15 +82,15 @@ class Evaluate(Command):
     def _evaluate(
         self, agents: "dict[str, Agent]", env: "VecEnv", targets: Sequence[float] | None, run: "RunFolder"
     ) -> None:
-        from rlxf.cli.reports import CHECKPOINTS, evaluate_checkpoints, plot_targets, print_reports
+        from rlxf.cli.reports import CHECKPOINT_EVALUATIONS, evaluate_checkpoints, plot_targets, print_reports
         from rlxf.training.tensorboard import evaluation_events
 
-        folders = {name: run.path / CHECKPOINTS[name][0] for name in agents}
+        folders = {name: run.path / CHECKPOINT_EVALUATIONS[name][0] for name in agents}
         with closing(env):
             reports = evaluate_checkpoints(
                 run,
                 agents,
-                lambda name: evaluation_events(run.path, CHECKPOINTS[name][0]),
+                lambda name: evaluation_events(run.path, CHECKPOINT_EVALUATIONS[name][0]),
                 self.progress_bar,
                 env=env,
                 episodes=self.episodes,

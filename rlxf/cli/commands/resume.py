@@ -48,7 +48,7 @@ class Resume(Command):
 
     def prepare(self) -> Callable[[], None]:
         """Read the options of the run, load its checkpoint, and return the training to run."""
-        from rlxf.cli.runs import TRAINING_COMMANDS, check_weights_trust, training_command
+        from rlxf.cli.runs import TRAINING_COMMANDS, check_weights_trust, command_class
         from rlxf.training import RunFolder
         from rlxf.training.file_contents import PROGRAM, TEACHER
 
@@ -67,7 +67,7 @@ class Resume(Command):
                 f"{self.run} is a run of agent {agent!r}; only runs of rlxf train and rlxf pretrain can "
                 f"be resumed"
             )
-        command: type[TrainingCommand] = training_command(run)
+        command: type[TrainingCommand] = command_class(run)
         training = command.of_run(run, self.progress_bar, self.quiet)
         if not self.trust:
             command.check_trust(run)
