@@ -19,9 +19,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.gym_api import reset_env
 from rlxf.envs.wrappers import ReturnToGo
-from rlxf.evaluation.callback import PeriodicCallback
 from rlxf.evaluation.environment import prepared_env
 from rlxf.evaluation.episodes import DEFAULT_SEED
+from rlxf.evaluation.periodic import PeriodicCallback
 from rlxf.evaluation.rollout import play
 from rlxf.utils.gif import encode_gif, video_frames
 from rlxf.utils.rng import preserve_rng_state

@@ -14,8 +14,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
-from rlxf.evaluation import EvaluationCallback, evaluate
-from rlxf.evaluation import callback as callback_module
+from rlxf.evaluation import EvaluationCallback, evaluate, periodic
 from tests.evaluation.worlds import ActionRewardEnv, Countdown, learner, vec
 
 
@@ -309,7 +308,7 @@ class Timed(gymnasium.Wrapper):
 def test_evaluations_take_a_tenth_of_the_training_time(monkeypatch, steps):
     """With steps half as long as those of the training and 0.2 of them, the share is a tenth."""
     clock = Clock()
-    monkeypatch.setattr(callback_module, "time", clock)
+    monkeypatch.setattr(periodic, "time", clock)
     every = steps // 10
     limited = EvaluationCallback(Timed(Countdown(4), clock, 0.5), 3, every, budget=0.2)
     PPO("MlpPolicy", vec(Timed(Countdown(3), clock, 1.0)), n_steps=8, batch_size=8, n_epochs=1).learn(
