@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from rlxf.envs.make import EnvLike
-from rlxf.evaluation.environment import copy_statistics
-from rlxf.evaluation.episodes import evaluate
+from rlxf.envs.make import EnvLike, check_is_env
+from rlxf.envs.specs import find_spec
+from rlxf.evaluation.environment import check_not_trained_in, copy_statistics
+from rlxf.evaluation.episodes import (
+    check_return_conditioned,
+    check_target_is_given,
+    evaluate,
+    validate_targets,
+)
 from rlxf.evaluation.periodic import SelectingCallback
 from rlxf.evaluation.report import Report, TargetSweep
-from rlxf.utils.checks import check_int
+from rlxf.utils.checks import check_int, check_seed
 from rlxf.utils.rng import preserve_rng_state
 
 DEFAULT_CALLBACK_SEED = 500_000
@@ -63,8 +69,11 @@ class EvaluationCallback(SelectingCallback):
             first.
 
     Raises:
-        TypeError: if a number has another type.
-        ValueError: if a number is out of range, or stop_return is NaN.
+        TypeError: if a number has another type, ``env`` is not an environment or an id, or before training
+            starts, if an agent that is conditioned on a return gets no target.
+        ValueError: if the id is unknown, a number is out of range, or a target is not finite or a duplicate;
+            before training starts, if the agent trains in ``env``, or ``target_returns`` is passed for an
+            agent that is not conditioned on a return.
     """
 
     def __init__(
@@ -84,18 +93,32 @@ class EvaluationCallback(SelectingCallback):
         episode_length: float = 0.0,
     ):
         super().__init__(every_steps, "max", best_path, on_new_best, budget)
+        check_is_env(env)
+        if isinstance(env, str):
+            find_spec(env)
         check_int("episodes", episodes)
+        check_int("n_envs", n_envs)
+        if seed is not None:
+            check_seed("seed", seed)
         if stop_return is not None and math.isnan(stop_return):
             raise ValueError("stop_return must be a number or None, got nan")
         self.env = env
         self.episodes = episodes
-        self.target_returns = target_returns
+        self.target_returns = None if target_returns is None else validate_targets(target_returns, None)
         self.deterministic = deterministic
         self.n_envs = n_envs
         self.seed = seed
         self.stop_return, self.episode_length = stop_return, episode_length
         self.reports: dict[int, Report] = {}
         self.last: Report | TargetSweep | None = None
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        check_not_trained_in(self.model, self.env, "EvaluationCallback", "make_vec_env(id, n_envs) or an id")
+        if self.target_returns is None:
+            check_target_is_given(self.model, self.env)
+        else:
+            check_return_conditioned(self.model)
 
     def reset(self) -> None:
         """Discard the reports and the cost of an earlier training."""
