@@ -1,7 +1,6 @@
 """Naive Bayes context extension: choose an action from the action distributions of several contexts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlxf.envs.spaces import map_parts
 from rlxf.utils.checks import PythonNumbers, check_between, check_not_negative
 
 
@@ -161,7 +161,7 @@ def act_from_contexts(
     agent: DiscreteAgent,
     observation: Any,
     contexts: Contexts,
-    nbce: ContextMerger = NBCE(),
+    merger: ContextMerger = NBCE(),
     deterministic: bool = True,
 ) -> tuple[int, Contexts]:
     """Choose an action of one environment from several contexts; the step is added to all rows.
@@ -174,7 +174,7 @@ def act_from_contexts(
         agent: ``GTrXLPPO(...).policy`` or a `DecisionTransformer`, with Discrete actions.
         observation: one observation, without an axis for environments.
         contexts: states of the contexts; not modified.
-        nbce: method for merging contexts: `NBCE` or `AverageNBCE`.
+        merger: method for merging contexts: `NBCE` or `AverageNBCE`.
         deterministic: take the most likely action instead of a sample. An agent with `SampledReturn` still
             samples its return.
 
@@ -187,7 +187,7 @@ def act_from_contexts(
     """
     start = np.arange(contexts.rows) == 0 if contexts.chosen is None else None
     logits, state = agent.action_logits(repeat_observation(observation, contexts.rows), contexts.state, start)
-    merged, chosen = nbce(logits, contexts.chosen)
+    merged, chosen = merger(logits, contexts.chosen)
     action = merged.argmax() if deterministic else torch.distributions.Categorical(logits=merged).sample()
     state = agent.observe_action(state, action.expand(contexts.rows))
     return int(action), Contexts(state, contexts.rows, chosen)
@@ -195,6 +195,4 @@ def act_from_contexts(
 
 def repeat_observation(observation: Any, rows: int) -> Any:
     """Repeat one observation along a new first axis, as the observations of several environments."""
-    if isinstance(observation, Mapping):
-        return {key: repeat_observation(value, rows) for key, value in observation.items()}
-    return np.repeat(np.asarray(observation)[None], rows, axis=0)
+    return map_parts(observation, lambda part: np.repeat(np.asarray(part)[None], rows, axis=0))

@@ -7,7 +7,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -141,9 +141,15 @@ def import_sb3(
     with _import_errors(path):
         name = algorithm or detect_algorithm(path)
     agent_class = algorithm_class(name)
-    vec_env = _normalized(as_training_env(env, 1, None), normalizer)
-    with _import_errors(path):
-        return agent_class.load(path, env=vec_env, device=device)
+    with ExitStack() as stack:
+        vec_env = as_training_env(env, 1, None)
+        if isinstance(env, str):
+            stack.callback(vec_env.close)  # if the agent is not loaded
+        vec_env = _normalized(vec_env, normalizer)
+        with _import_errors(path):
+            agent = agent_class.load(path, env=vec_env, device=device)
+        stack.pop_all()
+    return agent
 
 
 def _check_trusted(path: Path, trust: bool) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,9 @@ class Task:
         Raises:
             ValueError: also if the environment was not created from a Gymnasium id.
         """
-        probe = make_env(run, env, env_kwargs, 1, trust)
-        spec = spec_of(probe)
-        metadata = probe.get_attr("metadata", 0)[0]
-        probe.close()
+        with closing(make_env(run, env, env_kwargs, 1, trust)) as probe:
+            spec = spec_of(probe)
+            metadata = probe.get_attr("metadata", 0)[0]
         if spec is None:
             raise ValueError(f"the environment of {run.path} has no Gymnasium id: pass --env")
         online = agent_name(run) == GTRXL

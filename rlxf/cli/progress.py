@@ -20,7 +20,7 @@ from stable_baselines3.common.utils import safe_mean
 
 from rlxf.cli.output import PipeSafeConsole, live_block, print_out
 from rlxf.evaluation import EvaluationCallback, TargetSweep
-from rlxf.evaluation.callback import PeriodicCallback
+from rlxf.evaluation.periodic import PeriodicCallback
 
 LINE_SECONDS = 5.0
 """Seconds between two progress lines if the output is not a terminal."""

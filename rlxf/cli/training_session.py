@@ -17,7 +17,8 @@ from rlxf.cli.env_options import resume_trust_option
 from rlxf.cli.output import exit_with, print_out
 from rlxf.cli.runs import SOURCES, TRAINING_COMMANDS
 from rlxf.cli.torchrun_job import ignore_signals
-from rlxf.evaluation.callback import EvaluationCallback, PeriodicCallback
+from rlxf.evaluation.callback import EvaluationCallback
+from rlxf.evaluation.periodic import PeriodicCallback
 from rlxf.training import (
     CheckpointError,
     CheckpointWriter,

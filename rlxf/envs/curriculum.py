@@ -3,7 +3,7 @@
 import reprlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral
@@ -222,8 +222,10 @@ class CurriculumEnv(gymnasium.Wrapper):
 
     def _make_env(self, stage: int) -> None:
         """Begin a stage: replace the environment by a new one."""
-        env = self._env_fns[stage - 1]()
-        check_same_spaces(stage, env, (self.observation_space, self.action_space))
+        with ExitStack() as stack:
+            env = stack.enter_context(closing(self._env_fns[stage - 1]()))
+            check_same_spaces(stage, env, (self.observation_space, self.action_space))
+            stack.pop_all()
         self.env.close()
         self.env = env
         self._env_stage = stage

@@ -113,7 +113,8 @@ def make_vec_env(
         seed: copy i is seeded with seed + i at its first reset; None draws the seeds from NumPy's global
             generator, as in Stable-Baselines3.
         env_kwargs: arguments of the environment, including ``render_mode`` (default None).
-        wrapper_class: wrapper class, or function of one environment, applied to each copy.
+        wrapper_class: wrapper class, or function of one environment, applied to each copy. Not
+            `PreviousTransition`, which previous_transition=True applies.
         previous_reward: add the previous reward to each observation, with `PreviousReward` around all other
             wrappers. The observation is then a Dict.
         previous_transition: add the previous action, reward and done flag to each observation, even across
@@ -127,7 +128,8 @@ def make_vec_env(
     Raises:
         BrokenEnvironmentError: if an environment cannot be created in its process.
         ValueError: if the id is unknown (with similar ids), n_envs is less than 1, there are more processes
-            than environments, or the stages of the curriculum have different spaces.
+            than environments, the stages of the curriculum have different spaces, or an environment already
+            has the wrapper `PreviousTransition`.
         TypeError: if ``env_id`` is neither an id nor a class or function, if n_envs is not an int, if
             ``curriculum`` is not a `Curriculum`, if the environment does not accept env_kwargs, or if a space
             is not supported (`check_playable`).
@@ -269,6 +271,18 @@ def _vector_entry_point_env(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) 
     return None
 
 
+def _check_no_previous_transition(env: gymnasium.Env) -> None:
+    """Raise ValueError if an environment for `ActionReplay` has `PreviousTransition` among its wrappers."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, PreviousTransition):
+            raise ValueError(
+                f"pass previous_transition=True instead of the wrapper {type(env).__name__}: make_vec_env "
+                f"resets the environment with a seed before each episode, at which the wrapper clears the "
+                f"previous transition"
+            )
+        env = env.env
+
+
 def _wrapper(
     env_id: str, wrapper_class: EnvWrapper | None, previous_reward: bool, previous_transition: bool
 ) -> EnvWrapper:
@@ -284,6 +298,7 @@ def _wrapper(
     def wrap(env: gymnasium.Env) -> gymnasium.Env:
         inner, *others = wrappers
         env = inner(env)
+        _check_no_previous_transition(env)
         check_has_spaces(env)  # the first wrapper, which may be the user's, may define them
         for wrapper in others:
             env = wrapper(env)

@@ -1,7 +1,7 @@
 """Vector environments of Stable-Baselines3: creation, pauses, and detection of dead processes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
@@ -30,7 +30,9 @@ def make_sync_vec_env(makes: Sequence[Make]) -> VecEnv:
     Raises:
         TypeError: if a space is not supported (`check_playable`).
     """
-    envs = [make() for make in makes]
+    with ExitStack() as stack:  # if one of them fails, those before it are closed
+        envs = [stack.enter_context(closing(make())) for make in makes]
+        stack.pop_all()
     if is_unnested(envs[0].observation_space):
         return DummyVecEnv([partial(PausableEnv, env) for env in envs])
     env_fns = [partial(OwnLastObservation, env) for env in envs]

@@ -1,5 +1,6 @@
 """Pool of worker processes, and the restart of workers that failed."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 from rlxf.envs.sb3_vec_env import Make
 from rlxf.envs.worker import CLOSE_TIMEOUT, MAX_WAIT, Worker
 from rlxf.envs.worker_process import CLOSE, Call, CallFailure, call, failures_of
+from rlxf.utils.checks import check_int, check_not_negative, check_positive
 from rlxf.utils.errors import BrokenEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -44,6 +46,7 @@ class Workers:
             to `MAX_BACK_OFF`.
 
     Raises:
+        TypeError: if a number has another type.
         ValueError: if a number is out of range.
     """
 
@@ -54,17 +57,12 @@ class Workers:
     back_off: float = 1.0
 
     def __post_init__(self) -> None:
-        minima = (
-            ("workers", self.number, 1),
-            ("max_restarts", self.max_restarts, 0),
-            ("back_off", self.back_off, 0),
-        )
-        for name, value, minimum in minima:
-            if not value >= minimum:
-                raise ValueError(f"{name} must be at least {minimum}, got {value}")
+        check_int("workers", self.number)
+        check_int("max_restarts", self.max_restarts, least=0)
+        check_not_negative("back_off", self.back_off)
         for name, seconds in (("timeout", self.timeout), ("start_timeout", self.start_timeout)):
-            if not seconds > 0:
-                raise ValueError(f"{name} must be more than 0 seconds, got {seconds}")
+            if seconds != math.inf:
+                check_positive(name, seconds)
 
     def restart_delay(self, failures: int) -> float:
         """Return the seconds from the last of ``failures`` consecutive failures to the restart."""

@@ -169,6 +169,8 @@ class PreviousTransition(PreviousStep):
     - ``previous_done`` float32 (1,): 1 in the first observation of an episode that follows another, else 0.
 
     All are zeros at the first reset, at a reset with a seed, and at a reset in the middle of an episode.
+    `rlxf.envs.make_vec_env` resets with a seed before each episode (`ActionReplay`). Therefore it refuses
+    environments with this wrapper, and applies it around all others with ``previous_transition=True``.
 
     Source: Duan et al. 2016, arXiv:1611.02779, section 2.2 (there the flag is named d).
 

@@ -67,6 +67,14 @@ def own_env(agent: Any) -> VecEnv | None:
     return agent.get_env() if hasattr(agent, "get_env") else None
 
 
+def training_env(agent: Any) -> VecEnv | None:
+    """Return the environment in which an agent trains; None if it has none, or trains on data.
+
+    An agent that trains on data has an attribute ``trains_in_env`` that is False.
+    """
+    return own_env(agent) if getattr(agent, "trains_in_env", True) else None
+
+
 def has_compiled_step(agent: Any) -> bool:
     """Return whether the acting step of an agent is compiled for a number of environments."""
     return bool(getattr(agent, "has_compiled_step", False))

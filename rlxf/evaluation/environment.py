@@ -6,6 +6,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from stable_baselines3.common.monitor import Monitor
@@ -31,6 +32,7 @@ from rlxf.evaluation.agents import (
     recorded_env,
     reference_scores,
     saw_normalized_observations,
+    training_env,
     training_normalizer,
 )
 from rlxf.utils.warnings import warn_user
@@ -82,13 +84,44 @@ def borrowed_env(agents: Iterable[Any], env: VecEnv) -> Iterator[None]:
     Environments with a curriculum use its last stage, and do not advance. The agents that train in the
     environments begin new episodes afterwards.
     """
-    trained = [agent for agent in agents if _is_trained_in(agent, env)]
+    trained = [one for one in agents if hasattr(one, "discard_episodes") and is_trained_in(one, env)]
     try:
         with _task_of_curriculum(env):
             yield
     finally:
         for agent in trained:
             agent.discard_episodes()
+
+
+def is_trained_in(agent: Any, env: EnvLike) -> bool:
+    """Return whether an environment is among those in which an agent trains, in any wrapper."""
+    own = training_env(agent)
+    return own is not None and not _innermost(own).isdisjoint(_innermost(env))
+
+
+def check_not_trained_in(agent: Any, env: EnvLike, user: str, alternative: str) -> None:
+    """Raise ValueError if an agent trains in an environment in which other episodes would be played.
+
+    Args:
+        agent: the agent.
+        env: the environment, or its id.
+        user: name of what plays the episodes, for the message.
+        alternative: an environment to pass instead, for the message.
+    """
+    if is_trained_in(agent, env):
+        raise ValueError(
+            f"{user} needs an environment of its own, got that in which the agent trains, whose episodes it "
+            f"would end: pass another one, e.g. {alternative}"
+        )
+
+
+def _innermost(env: EnvLike) -> set[int]:
+    """Return the ids of the single environments or, if they are not in this process, of their container."""
+    if isinstance(env, str):
+        return set()
+    inner = innermost_env(env) if isinstance(env, VecEnv) else env.unwrapped
+    envs = [inner] if isinstance(inner, gymnasium.Env) else getattr(inner, "envs", [inner])
+    return {id(each.unwrapped) for each in envs}
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
@@ -189,18 +222,6 @@ def _adapted(agent: Any, env: VecEnv) -> VecEnv:
     if hasattr(agent, "check_env"):
         agent.check_env(env)
     return with_training_normalization(agent, env)
-
-
-def _is_trained_in(agent: Any, env: VecEnv) -> bool:
-    """Return whether an environment is among those in which an agent of rlxf trains, in any wrapper."""
-    own = agent.get_env() if hasattr(agent, "discard_episodes") else None
-    return own is not None and not _innermost(own).isdisjoint(_innermost(env))
-
-
-def _innermost(env: VecEnv) -> set[int]:
-    """Return the ids of the single environments or, if they are not in this process, of their container."""
-    inner = innermost_env(env)
-    return {id(each.unwrapped) for each in getattr(inner, "envs", [inner])}
 
 
 @contextmanager

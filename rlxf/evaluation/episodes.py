@@ -248,19 +248,25 @@ def validate_targets(targets: Sequence[float], data_range: tuple[float, float] |
     return values
 
 
-def check_return_conditioned(agent: Any) -> None:
-    """Raise ValueError if the agent is known not to be conditioned on a return."""
+def check_return_conditioned(agent: Any, argument: str = "target_returns") -> None:
+    """Raise ValueError if the agent is known not to be conditioned on a return.
+
+    Args:
+        agent: the agent.
+        argument: name of the argument with the target return, for the message.
+    """
     if is_return_conditioned_agent(agent) is False:
-        raise ValueError(unconditioned_message("target_returns", agent))
+        raise ValueError(unconditioned_message(argument, agent))
 
 
-def check_target_is_given(agent: Any, env: VecEnv) -> None:
+def check_target_is_given(agent: Any, env: EnvLike) -> None:
     """Raise if the agent is conditioned on a return, and ``env`` has no `ReturnToGo` with a target.
 
     Raises:
         TypeError: with an example of ``target_returns``.
     """
-    if is_return_conditioned_agent(agent) and not is_return_conditioned(env.observation_space):
+    space = None if isinstance(env, str) else env.observation_space
+    if is_return_conditioned_agent(agent) and (space is None or not is_return_conditioned(space)):
         known = return_range(agent)
         example = "" if known is None else f", such as [{known[1]:g}], the largest return in its data"
         raise TypeError(f"{type(agent).__name__} is conditioned on a return: pass target_returns{example}")

@@ -1,14 +1,13 @@
 """Callback that measures the loss on held-out episodes and saves the agent with the lowest one."""
 
-import math
 from pathlib import Path
 from typing import Any
 
-from rlxf.evaluation.callback import PeriodicCallback
+from rlxf.evaluation.periodic import SelectingCallback
 from rlxf.evaluation.report import write_scalars
 
 
-class BestValidationCallback(PeriodicCallback):
+class BestValidationCallback(SelectingCallback):
     """Measure the validation loss at regular intervals, log it, and save the agent with the lowest one.
 
     The agent is trained offline with a ``validation_share``: its ``validation_losses`` need no environment.
@@ -24,20 +23,19 @@ class BestValidationCallback(PeriodicCallback):
         best_path: path at which the agent is saved after each new lowest loss; None to save nothing.
 
     Attributes:
-        losses: "loss" of each measurement, by the number of updates before it.
+        losses: "loss" of each measurement, by the number of updates before it. Those of an earlier training
+            are removed when a new one begins.
         best: lowest loss so far; None before the first measurement.
         best_step: number of updates before it; None before the first measurement.
 
     Raises:
+        TypeError: if every_steps is not an int.
         ValueError: if every_steps is less than 1; before training, if the agent holds out no episodes.
     """
 
     def __init__(self, every_steps: int = 1_000, best_path: str | Path | None = None):
-        super().__init__(every_steps)
-        self.best_path = best_path
+        super().__init__(every_steps, "min", best_path)
         self.losses: dict[int, float] = {}
-        self.best: float | None = None
-        self.best_step: int | None = None
 
     def _on_training_start(self) -> None:
         if getattr(self.model, "validation_share", None) is None:
@@ -47,6 +45,11 @@ class BestValidationCallback(PeriodicCallback):
             )
         super()._on_training_start()
 
+    def reset(self) -> None:
+        """Discard the losses of an earlier training."""
+        super().reset()
+        self.losses.clear()
+
     def on_interval(self) -> int:
         """Measure and log; save the agent if its loss is the lowest finite one so far."""
         agent: Any = self.model
@@ -55,21 +58,9 @@ class BestValidationCallback(PeriodicCallback):
             {f"validation/{name}": loss for name, loss in losses.items()}, self.logger, self.num_timesteps
         )
         self.losses[self.num_timesteps] = losses["loss"]
-        if math.isfinite(losses["loss"]) and (self.best is None or losses["loss"] < self.best):
-            self.best, self.best_step = losses["loss"], self.num_timesteps
-            if self.best_path is not None:
-                agent.save(self.best_path)
+        self.select(losses["loss"])
         return 0
 
     def expected_steps(self) -> float:
         """Return 0: no environment is used."""
         return 0.0
-
-    def state(self) -> dict[str, Any]:
-        """Return the lowest loss and its step as JSON, for a resumed training."""
-        return super().state() | {"best": self.best, "best_step": self.best_step}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Load a `state`; earlier losses are not restored."""
-        super().load_state(state)
-        self.best, self.best_step = state["best"], state["best_step"]

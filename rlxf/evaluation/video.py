@@ -19,10 +19,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.gym_api import reset_env
 from rlxf.envs.wrappers import ReturnToGo
-from rlxf.evaluation.callback import PeriodicCallback
-from rlxf.evaluation.environment import prepared_env
-from rlxf.evaluation.episodes import DEFAULT_SEED
+from rlxf.evaluation.agents import is_return_conditioned_agent
+from rlxf.evaluation.environment import check_not_trained_in, prepared_env
+from rlxf.evaluation.episodes import DEFAULT_SEED, check_return_conditioned
+from rlxf.evaluation.periodic import PeriodicCallback
 from rlxf.evaluation.rollout import play
+from rlxf.utils.checks import check_finite_number
 from rlxf.utils.gif import encode_gif, video_frames
 from rlxf.utils.rng import preserve_rng_state
 from rlxf.utils.tensorboard import writers, writes_tensorboard
@@ -214,8 +216,11 @@ class VideoCallback(PeriodicCallback):
         episode_length: expected number of steps of an episode, for an agent that has no training episodes.
 
     Raises:
-        ValueError: if the environment renders no images, or every_steps is less than 1.
-        TypeError: if env is not a single Gymnasium environment.
+        ValueError: if the environment renders no images, or a number is out of range; before training
+            starts, if the agent trains in ``env``, or ``target_return`` is passed for an agent that is not
+            conditioned on a return.
+        TypeError: if env is not a single Gymnasium environment, or a number has another type; before training
+            starts, if an agent that is conditioned on a return gets no target.
     """
 
     def __init__(
@@ -231,10 +236,22 @@ class VideoCallback(PeriodicCallback):
     ):
         super().__init__(every_steps, budget)
         check_rendering(env)
+        if target_return is not None:
+            check_finite_number("target_return", target_return)
         self.env = env
         self.deterministic = deterministic
         self.seed = seed
         self.target_return, self.episode_length = target_return, episode_length
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        example = f"gymnasium.make(id, render_mode={RENDER_MODE!r})"
+        check_not_trained_in(self.model, self.env, "VideoCallback", example)
+        if self.target_return is not None:
+            check_return_conditioned(self.model, "target_return")
+        elif is_return_conditioned_agent(self.model):
+            name = type(self.model).__name__
+            raise TypeError(f"{name} is conditioned on a return: pass target_return to VideoCallback")
 
     def expected_steps(self) -> float:
         """Return the mean length of the last training episodes, or the expected length, at most 500."""

@@ -72,10 +72,10 @@ class TomlReader:
             command: the value.
             known: commands that are allowed.
         """
-        if command not in known:
+        if not isinstance(command, str) or command not in known:
             of = f" of {owner}" if owner else ""
             raise self.error(key, f"command{of} is {command!r}{choose_one_of(str(command), known)}")
-        return str(command)
+        return command
 
     def seeds(self, seeds: Any) -> tuple[int, ...]:
         """Return the seeds, given as a list, or as their number."""

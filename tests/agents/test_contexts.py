@@ -7,7 +7,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlxf.agents.contexts import NBCE, AverageNBCE, Contexts, act_from_contexts, nucleus
+from rlxf.agents.contexts import (
+    NBCE,
+    AverageNBCE,
+    Contexts,
+    act_from_contexts,
+    nucleus,
+    repeat_observation,
+)
 from tests.agents.decision_transformer import worlds as offline
 from tests.agents.gtrxl import worlds as online
 from tests.attention.oracle import close, load
@@ -172,6 +179,13 @@ def test_decision_transformer_action_equals_nbce_of_contexts():
     action, after = act_from_contexts(agent, now, Contexts(state, CONTEXTS + 1))
     assert (action, after.chosen) == (int(merged.argmax()), chosen)
     assert agent.predict(rows, state)[0].tolist() == agent.action_logits(rows, state)[0].argmax(-1).tolist()
+
+
+def test_observations_with_parts_are_repeated():
+    repeated = repeat_observation(({"a": np.arange(2)}, np.int64(3)), 2)
+    assert isinstance(repeated, tuple)
+    assert repeated[0]["a"].tolist() == [[0, 1], [0, 1]]
+    assert repeated[1].tolist() == [3, 3]
 
 
 def test_other_action_spaces_are_rejected():

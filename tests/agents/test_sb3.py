@@ -13,6 +13,7 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 from gymnasium import spaces
+from gymnasium.envs.classic_control import AcrobotEnv
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -188,6 +189,16 @@ def test_another_environment_is_refused(tmp_path):
         CheckpointError, match=r"agent\.zip cannot be imported: Observation spaces do not match"
     ):
         import_sb3(tmp_path / "agent", trust=True, env="Acrobot-v1")
+
+
+def test_environments_made_of_ids_are_closed_if_the_agent_is_not_loaded(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(AcrobotEnv, "close", lambda self: closed.append(self))
+    make(DQN).save(tmp_path / "agent")
+    for env in ("Acrobot-v1", gymnasium.make("Acrobot-v1")):
+        with pytest.raises(CheckpointError, match="Observation spaces do not match"):
+            import_sb3(tmp_path / "agent", trust=True, env=env)
+    assert len(closed) == 1, "only the one that the caller cannot close"
 
 
 # Normalized observations

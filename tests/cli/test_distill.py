@@ -69,7 +69,7 @@ def test_progress_counts_whole_rollouts(capsys):
 def test_errors_are_one_line_and_no_folder_is_created(offline, capsys):
     for args, message in (
         (["dt", "--steps", "0"], "steps must be at least 1, got 0"),
-        (["dt", "--temperature", "0"], "temperature must be finite and more than 0, got 0"),
+        (["dt", "--temperature", "0"], "temperature must be above 0, got 0"),
         (["dt", "--steps", "1", "--width", "0"], "width must be at least 1, got 0"),
         (["dt", "--steps", "1", "--layers", "0"], "layers must be at least 1, got 0"),
         (["dt", "--steps", "1", "--heads", "0"], "heads must be at least 1, got 0"),

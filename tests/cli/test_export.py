@@ -65,6 +65,7 @@ def test_missing_folders_of_the_output_are_created():
 def test_wrong_options_are_one_line(capsys):
     train("--run", "maze", "--core.layers", "1")
     assert "opset 9 is too old" in refused(capsys, "export", "maze", "--opset", "9")
+    assert not Path("maze/export").exists()
     assert "must end in .pt2" in refused(
         capsys, "export", "maze", "--format", "torch", "--output", "policy.onnx"
     )

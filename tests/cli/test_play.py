@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from unittest.mock import Mock
 
 import gymnasium
 import pytest
@@ -137,6 +138,15 @@ def test_the_task_of_a_run_keeps_the_wrappers_of_its_registration():
         assert "StickyAction" in str(make_env(spec))
     finally:
         gymnasium.registry.pop("StickyPole-v0")
+
+
+def test_the_probe_of_a_run_is_closed_on_errors(run, monkeypatch):
+    env = Mock()
+    env.get_attr.side_effect = RuntimeError
+    monkeypatch.setattr("rlxf.cli.playback.make_env", lambda *_: env)
+    with pytest.raises(RuntimeError):
+        Task.of_run(RunFolder.open(run), None, {}, trust=False)
+    env.close.assert_called_once()
 
 
 def halved_pole():

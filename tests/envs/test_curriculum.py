@@ -455,7 +455,9 @@ def test_numbers_of_numpy_are_accepted():
     assert type(curriculum.advance_return) is float
 
 
-def test_a_stage_that_cannot_begin_keeps_the_environment_of_the_last_one():
+def test_a_stage_that_cannot_begin_keeps_the_environment_of_the_last_one(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Level, "close", lambda self: closed.append(self))
     env = CurriculumEnv([partial(Given, 1), partial(Level, [1])], Curriculum([{}], -9, 1))
     env.reset(seed=0)
     env.step(0.0)
@@ -463,6 +465,7 @@ def test_a_stage_that_cannot_begin_keeps_the_environment_of_the_last_one():
         with pytest.raises(ValueError, match="need the same spaces: stage 2"):
             env.reset()
     assert isinstance(env.unwrapped, Given)
+    assert len(closed) == 2
 
 
 def test_the_mean_stage_is_logged(tmp_path):

@@ -1,10 +1,13 @@
 """Tests of the previous reward, step and transition in the observation."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import OrderEnforcing
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as check_env_sb3
 
@@ -229,6 +232,28 @@ def test_vector_environment_has_the_transition_at_autoreset():
     assert added(info["terminal_observation"])[1:] == [pytest.approx([reward[0]]), [0]]
     assert observation["previous_reward"] == pytest.approx(reward[None])
     assert observation["previous_done"].tolist() == [[1]]
+
+
+class RenamedTransition(PreviousTransition):
+    """Subclass of `PreviousTransition`."""
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        PreviousTransition,
+        RenamedTransition,
+        partial(PreviousTransition),
+        lambda env: OrderEnforcing(PreviousTransition(env)),
+    ],
+)
+def test_transitions_inside_of_the_seeded_resets_are_refused(wrapper):
+    """Each episode is reset with a seed, at which the wrapper would clear the transition."""
+    for make in (partial(make_vec_env, n_envs=1), make_env):
+        with pytest.raises(ValueError, match="pass previous_transition=True instead of the wrapper"):
+            make("rlxf/TMaze-v0", wrapper_class=wrapper)
+    with pytest.raises(ValueError, match="pass previous_transition=True"):
+        make_vec_env(lambda: wrapper(TMaze(3)), 1)
 
 
 def test_make_env_has_the_same_space():

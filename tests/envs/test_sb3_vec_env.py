@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.envs import BrokenEnvironmentError, make_vec_env
-from rlxf.envs.sb3_vec_env import pause_envs, resume_envs_at_exit, watch_processes
+from rlxf.envs.sb3_vec_env import make_sync_vec_env, pause_envs, resume_envs_at_exit, watch_processes
 from tests.evaluation.worlds import Countdown, Idle
 
 
@@ -30,6 +30,14 @@ class Stepped(gymnasium.Wrapper):
 
 def steps_of(env):
     return env.get_attr("steps")
+
+
+def test_environments_are_closed_if_a_later_one_cannot_be_created(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Countdown, "close", lambda self: closed.append(self))
+    with pytest.raises(ZeroDivisionError):
+        make_sync_vec_env([Countdown, Countdown, lambda: 1 / 0])
+    assert len(closed) == 2
 
 
 @pytest.fixture

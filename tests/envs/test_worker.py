@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from contextlib import closing
@@ -35,6 +36,23 @@ pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that a scheduler sends to all processes of a job."""
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"number": 0}, ValueError, "workers must be at least 1, got 0"),
+        ({"number": 1.5}, TypeError, "workers must be a whole number, got 1.5"),
+        ({"max_restarts": 1.5}, TypeError, "max_restarts must be a whole number, got 1.5"),
+        ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0, got -1"),
+        ({"back_off": "1"}, TypeError, "back_off must be a number, got '1'"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0, got 0"),
+        ({"start_timeout": math.nan}, ValueError, "start_timeout must be finite, got nan"),
+    ],
+)
+def test_bad_options_are_refused(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        Workers(**{"number": 1, **options})
 
 
 def pids_of(env):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import random
 
 import gymnasium
@@ -14,8 +15,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
-from rlxf.evaluation import EvaluationCallback, evaluate
-from rlxf.evaluation import callback as callback_module
+from rlxf.evaluation import EvaluationCallback, evaluate, periodic
 from tests.evaluation.worlds import ActionRewardEnv, Countdown, learner, vec
 
 
@@ -156,6 +156,48 @@ def test_arguments_less_than_one_raise(given):
     name, value = next(iter(given.items()))
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
         EvaluationCallback(Countdown(), **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"every_steps": 1.5}, TypeError, "every_steps must be a whole number, got 1.5"),
+        ({"every_steps": math.nan}, TypeError, "every_steps must be a whole number, got nan"),
+        ({"budget": -1}, ValueError, "budget must not be negative, got -1"),
+        ({"budget": math.nan}, ValueError, "budget must be finite, got nan"),
+        ({"env": "CartPoleX-v9"}, ValueError, "unknown environment id 'CartPoleX-v9'; similar ids: CartPole"),
+        ({"env": None}, TypeError, "env must be a Gymnasium id, an Env, a VecEnv or a VectorEnv, got None"),
+        ({"n_envs": 0}, ValueError, "n_envs must be at least 1, got 0"),
+        ({"seed": "0"}, TypeError, "seed must be a whole number, got '0'"),
+        ({"target_returns": [math.inf]}, ValueError, "target_returns must be one or more finite numbers"),
+    ],
+)
+def test_bad_arguments_raise_before_training(given, error, message):
+    with pytest.raises(error, match=message):
+        EvaluationCallback(**{"env": Countdown(), **given})
+
+
+def test_a_budget_can_be_infinite():
+    assert EvaluationCallback(Countdown(), budget=math.inf).budget == math.inf
+
+
+def test_targets_of_an_agent_without_return_conditioning_raise_before_training():
+    agent = learner(vec(Countdown(3)))
+    with pytest.raises(ValueError, match=r"target_returns needs an agent .* got PPO"):
+        agent.learn(16, EvaluationCallback(Countdown(4), 2, 8, target_returns=[1.0]))
+    assert agent.num_timesteps == 0
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda env: env, VecMonitor, lambda env: env.envs[1], lambda env: vec(*env.envs)]
+)
+def test_the_training_environment_is_refused(wrap):
+    """Evaluations would end its episodes, and the observations of the training would be outdated."""
+    agent = learner(vec(Countdown(3), Countdown(3)))
+    with pytest.raises(ValueError, match=r"EvaluationCallback needs an environment of its own.*pass another"):
+        agent.learn(32, EvaluationCallback(wrap(agent.get_env()), 2, 8))
+    assert agent.num_timesteps == 0
+    assert evaluate(agent, wrap(agent.get_env()), 2).episodes == 2, "allowed after the training"
 
 
 # End of the training
@@ -309,7 +351,7 @@ class Timed(gymnasium.Wrapper):
 def test_evaluations_take_a_tenth_of_the_training_time(monkeypatch, steps):
     """With steps half as long as those of the training and 0.2 of them, the share is a tenth."""
     clock = Clock()
-    monkeypatch.setattr(callback_module, "time", clock)
+    monkeypatch.setattr(periodic, "time", clock)
     every = steps // 10
     limited = EvaluationCallback(Timed(Countdown(4), clock, 0.5), 3, every, budget=0.2)
     PPO("MlpPolicy", vec(Timed(Countdown(3), clock, 1.0)), n_steps=8, batch_size=8, n_epochs=1).learn(

@@ -241,9 +241,40 @@ def test_vector_environment_raises():
         VideoCallback(vec(Drawn()))
 
 
-def test_interval_less_than_one_raises():
-    with pytest.raises(ValueError, match="every_steps must be at least 1, got 0"):
-        VideoCallback(Drawn(), every_steps=0)
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"every_steps": 0}, ValueError, "every_steps must be at least 1, got 0"),
+        ({"budget": "1"}, TypeError, "budget must be a number, got '1'"),
+        ({"target_return": np.nan}, ValueError, "target_return must be finite, got nan"),
+    ],
+)
+def test_bad_arguments_raise(given, error, message):
+    with pytest.raises(error, match=message):
+        VideoCallback(Drawn(), **given)
+
+
+@pytest.mark.parametrize(
+    ("target_return", "conditioned", "error", "message"),
+    [
+        (1.0, False, ValueError, "target_return needs an agent that is conditioned on a return.*got PPO"),
+        (None, True, TypeError, "PPO is conditioned on a return: pass target_return to VideoCallback"),
+    ],
+)
+def test_a_wrong_target_raises_before_training(target_return, conditioned, error, message):
+    agent = learner(vec(Countdown(3)))
+    agent.return_conditioned = conditioned
+    with pytest.raises(error, match=message):
+        agent.learn(8, VideoCallback(Drawn(3), every_steps=8, target_return=target_return))
+    assert agent.num_timesteps == 0
+
+
+def test_the_training_environment_is_refused():
+    env = Drawn(3)
+    agent = learner(vec(Monitor(env)))
+    with pytest.raises(ValueError, match="VideoCallback needs an environment of its own"):
+        agent.learn(8, VideoCallback(env, every_steps=8))
+    assert agent.num_timesteps == 0
 
 
 # Machines without a display

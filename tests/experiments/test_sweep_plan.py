@@ -180,6 +180,7 @@ def test_stored_suggestions_are_restored(read):
     [
         ("trials", "trails", "line 2: the file has an unknown key trails; did you mean trials?"),
         ("train gtrxl", "train gtrlx", "line 1: command is 'train gtrlx'; did you mean train gtrxl?"),
+        ('"train gtrxl"', '["train gtrxl"]', "line 1: command is ['train gtrxl']; did you mean train gtrxl?"),
         ("train gtrxl", "baseline random", "line 1: command is 'baseline random'; "),
         ("train gtrxl", "train dt", "command train dt needs dataset: add it to [settings]"),
         ("trials = 5", "trials = 0", "line 2: trials must be a whole number from 1 to 100,000, got 0"),

@@ -1,12 +1,13 @@
 """Losses that both agents use: means over real steps, errors of actions, and distillation."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from rlxf.utils.checks import PythonNumbers, check_not_negative, check_positive
 
 
 def masked_mean(x: Tensor, weight: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ def cross_entropies(logits: tuple[Tensor, ...], choices: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(PythonNumbers):
     r"""``T^2 KL(teacher || student) + hidden_coef (1 - cos(W h, h_teacher))``, mean over steps.
 
     The temperature T flattens both distributions, ``p^(1 / T)``: softmax of logits / T, or a Gaussian with
@@ -44,6 +45,7 @@ class Distillation:
         hidden_coef: weight of the hidden-state loss; 0 for none.
 
     Raises:
+        TypeError: if an argument is not a number.
         ValueError: unless temperature is finite and more than 0, and hidden_coef is finite and at least 0.
     """
 
@@ -51,10 +53,8 @@ class Distillation:
     hidden_coef: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and more than 0, got {self.temperature}")
-        if not 0 <= self.hidden_coef < math.inf:
-            raise ValueError(f"hidden_coef must be finite and at least 0, got {self.hidden_coef}")
+        check_positive("temperature", self.temperature)
+        check_not_negative("hidden_coef", self.hidden_coef)
 
 
 def check_distillation(student: Any, kind: type[Any], teacher: Any, distillation: Any) -> None:

@@ -8,7 +8,7 @@ from rlxf.agents.common.attention_figure import attention_figure, segment_weight
 from rlxf.agents.decision_transformer.learner import DecisionTransformer
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow
-from rlxf.evaluation.callback import PeriodicCallback
+from rlxf.evaluation.periodic import PeriodicCallback
 from rlxf.utils.tensorboard import writes_tensorboard
 
 
@@ -26,7 +26,8 @@ class ContextAttentionCallback(PeriodicCallback):
 
     Raises:
         ValueError: if ``every_steps`` is less than 1.
-        TypeError: before training starts, if the agent is not a `DecisionTransformer`.
+        TypeError: if ``every_steps`` is not an int; before training starts, if the agent is not a
+            `DecisionTransformer`.
     """
 
     model: DecisionTransformer

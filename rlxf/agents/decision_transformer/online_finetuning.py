@@ -284,8 +284,10 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
             self.check_env(vec_env)
             check_raw(vec_env, "norm_reward")
             self.set_env(vec_env if target_return is None else ReturnToGo(vec_env, target_return))
+            self.trains_in_env = True
             yield
         finally:
+            self.trains_in_env = False
             if env is None or isinstance(env, str):
                 vec_env.close()
                 self.env, self.n_envs = before, before.num_envs if before else 0

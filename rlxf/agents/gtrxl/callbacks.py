@@ -16,6 +16,7 @@ from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.inspection import gate_activations
 from rlxf.attention.token_index import EMPTY
+from rlxf.utils.checks import check_int
 from rlxf.utils.tensorboard import record_for_tensorboard, writes_tensorboard
 
 
@@ -30,14 +31,14 @@ class RolloutCallback(BaseCallback):
 
     Raises:
         ValueError: if ``every_rollouts`` is less than 1.
-        TypeError: before training starts, if the agent is not a `GTrXLPPO`.
+        TypeError: if ``every_rollouts`` is not an int; before training starts, if the agent is not a
+            `GTrXLPPO`.
     """
 
     model: GTrXLPPO
 
     def __init__(self, every_rollouts: int):
-        if every_rollouts < 1:
-            raise ValueError(f"every_rollouts must be at least 1, got {every_rollouts}")
+        check_int("every_rollouts", every_rollouts)
         super().__init__()
         self.every_rollouts = every_rollouts
 

@@ -135,10 +135,6 @@ class BehaviorCloning(MLPAgent):
             MLPModel, dataset, config, env, download, trust, tensorboard_log, device, _init_setup_model
         )
 
-    def _set_dataset(self, trajectories: Trajectories) -> None:
-        check_share(trajectories, self.best)
-        super()._set_dataset(trajectories)
-
     def _warn_of_data(self, trajectories: Trajectories) -> None:
         super()._warn_of_data(trajectories)
         warn_of_equal_returns(trajectories, self.best)

@@ -40,7 +40,12 @@ class OfflineAgent(OfflineAlgorithm):
         trust: use the full description of the environment in the dataset, see `make_env`.
         tensorboard_log: see `OfflineAlgorithm`.
         device: see `OfflineAlgorithm`.
+
+    Attributes:
+        trains_in_env: whether a training steps the environment of the agent. If not, it is for callbacks.
     """
+
+    trains_in_env = False
 
     def __init__(
         self,

@@ -8,10 +8,10 @@ from functools import partial
 from types import NoneType
 from typing import Any, ClassVar, Self, get_args
 
-import numpy as np
 from stable_baselines3.common.type_aliases import Schedule
 
 from rlxf.agents.common.accumulation import check_accumulation_steps
+from rlxf.agents.common.arguments import as_python_number
 from rlxf.agents.common.checkpoint import SEED_RULE, SEED_VALUE, setting_rules
 from rlxf.agents.common.precision import PRECISION_RULE, Precision
 from rlxf.agents.offline.dataset_info import DatasetInfo
@@ -109,7 +109,8 @@ class OfflineConfig:
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Pick the fields of the configuration from arguments or attributes by name.
 
-        `DEFAULTS` replace None, and NumPy scalars become built-in numbers.
+        `DEFAULTS` replace None. NumPy scalars become built-in numbers, and integral floats such as 1e3 become
+        ints where the annotation is an int.
 
         Raises:
             TypeError: if a setting is not of one of its `TYPES`.
@@ -120,7 +121,8 @@ class OfflineConfig:
             if not isinstance(values[name], types):
                 names = " or ".join(each.__name__ for each in types)
                 raise TypeError(f"{name} must be an object of class {names}, got {values[name]!r}")
-        return cls(**{name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()})
+        whole = {field.name for field in fields(cls) if int in (field.type, *get_args(field.type))}
+        return cls(**{name: as_python_number(x, name in whole) for name, x in values.items()})
 
     def check(self) -> None:
         """Check the types and the ranges of all settings.

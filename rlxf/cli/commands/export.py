@@ -49,7 +49,6 @@ class Export(Command):
         from rlxf.export.files import check_target
         from rlxf.export.formats import SUFFIXES
         from rlxf.training import RunFolder
-        from rlxf.utils.files import make_folder
 
         check_counts(self, "n_envs")
         run = RunFolder.open(self.run)
@@ -57,7 +56,6 @@ class Export(Command):
         (checkpoint,) = select_checkpoints(run, self.checkpoint).values()
         output = self.output
         if output is None:
-            make_folder(run.path / "export", exist_ok=True)
             stem = "policy" if self.format == "onnx" else f"policy-{self.format}"
             output = run.path / "export" / f"{stem}{SUFFIXES[self.format]}"
         path, format = check_target(output, self.format, self.opset)

@@ -100,15 +100,17 @@ def test_projection_is_trained_if_widths_differ():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be finite and more than 0, got 0.0"),
-        ({"temperature": float("inf")}, "temperature must be finite"),
-        ({"temperature": float("nan")}, "temperature must be finite"),
-        ({"hidden_coef": -1.0}, "hidden_coef must be finite and at least 0, got -1.0"),
-        ({"hidden_coef": float("nan")}, "hidden_coef must be finite"),
+        ({"temperature": 0.0}, ValueError, "temperature must be above 0, got 0.0"),
+        ({"temperature": float("inf")}, ValueError, "temperature must be finite"),
+        ({"temperature": float("nan")}, ValueError, "temperature must be finite"),
+        ({"temperature": "2"}, TypeError, "temperature must be a number, got '2'"),
+        ({"hidden_coef": -1.0}, ValueError, "hidden_coef must not be negative, got -1.0"),
+        ({"hidden_coef": float("nan")}, ValueError, "hidden_coef must be finite"),
+        ({"hidden_coef": True}, TypeError, "hidden_coef must be a number, got True"),
     ],
 )
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_numbers_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
         Distillation(**options)

@@ -17,6 +17,7 @@ from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import ReturnToGo
+from rlxf.evaluation import EvaluationCallback
 from rlxf.training import CheckpointFolder, CheckpointWriter
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import MIXED, next_step_scripts, scripts, shifted
@@ -207,6 +208,16 @@ def test_environments_have_the_target_return(agent):
     env = make_vec_env("CartPole-v1", 2)
     agent.learn_online(12, target_return=33.0, env=env, round_steps=6, round_updates=1)
     assert agent.get_env().target_return.tolist() == [33.0, 33.0]
+
+
+def test_evaluations_in_the_environments_of_the_training_are_refused(agent):
+    """They are allowed in `learn`, which steps no environment."""
+    env = make_vec_env("CartPole-v1", 2)
+    with pytest.raises(ValueError, match="EvaluationCallback needs an environment of its own"):
+        agent.learn_online(12, 20.0, env=env, callback=EvaluationCallback(env, 2, 6, target_returns=[20]))
+    callback = EvaluationCallback(env, 2, 1, target_returns=[20])
+    agent.learn(1, callback)
+    assert list(callback.reports) == [1]
 
 
 def test_equal_seeds_give_bitwise_equal_weights(cartpole):

@@ -230,6 +230,12 @@ def test_sb3_eval_callback(cartpole, kind):
     assert agent.env is None
 
 
+def test_integral_floats_are_whole_numbers(cartpole):
+    agent = BehaviorCloning(cartpole, **TINY | {"batch_size": 8.0, "warmup_updates": np.float64(1e1)})
+    assert (agent.batch_size, agent.config.warmup_updates) == (8, 10)
+    assert type(agent.config.batch_size) is type(agent.config.warmup_updates) is int
+
+
 def test_set_env_checks_the_environment(cartpole):
     agent = BehaviorCloning(cartpole, **TINY)
     with pytest.raises(TypeError, match="is not a VecEnv: make one"):

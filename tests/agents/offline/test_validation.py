@@ -179,6 +179,12 @@ def test_the_callback_logs_and_saves_the_lowest_loss(tmp_path):
     assert saved.validation_losses()["loss"] == callback.best
 
 
+def test_a_second_training_has_losses_of_its_own():
+    agent, callback = small_agent(**SHARE), BestValidationCallback(3)
+    agent.learn(6, callback).learn(3, callback)
+    assert [*callback.losses] == [3]
+
+
 def test_losses_that_are_not_finite_are_not_the_lowest(tmp_path, monkeypatch):
     losses = iter([float("nan"), 1.0, float("inf"), 0.5])
     agent = small_agent(**SHARE)
@@ -214,6 +220,8 @@ def test_the_callback_needs_held_out_episodes():
         agent.validation_losses()
     with pytest.raises(ValueError, match="every_steps must be at least 1, got 0"):
         BestValidationCallback(0)
+    with pytest.raises(TypeError, match=r"every_steps must be a whole number, got 1\.5"):
+        BestValidationCallback(every_steps=1.5)
 
 
 def test_the_loss_needs_data(tmp_path):
