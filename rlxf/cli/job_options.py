@@ -8,13 +8,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlxf.utils.framed_errors import one_line_error
+
 if TYPE_CHECKING:
     from rlxf.experiments.jobs import Job, Outcome
     from rlxf.training import RunFolder
 
 
-FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
-"""Pattern of the frame of an error message of tyro, also without Unicode."""
 UNKNOWN = re.compile(r"unknown option --(?P<name>[\w.-]+)")
 """Pattern of the start of a message about an option that a command does not have."""
 ONE_OPTION = re.compile(
@@ -52,17 +52,9 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
             command.check()
             return options_to_config(command)
     except SystemExit:
-        raise ValueError(_one_line_error(printed.getvalue())) from None
+        raise ValueError(one_line_error(printed.getvalue())) from None
     except TypeError as error:
         raise ValueError(str(error)) from error
-
-
-def _one_line_error(text: str) -> str:
-    """Return an error message of the command line in one line, without frames."""
-    line = " ".join(FRAME.sub(" ", text).replace("rlxf: ", "").split())
-    for end in ("For full helptext", "Argument helptext:"):
-        line = line.partition(end)[0]
-    return line.removeprefix("Value error ").strip()
 
 
 def named_option(error: Exception, names: Iterable[str]) -> str | None:
