@@ -162,7 +162,7 @@ class Unstorable(Imitation):
         ({"sampling": Changeable()}, r"sampling must be an object of a frozen dataclass.*class Changeable"),
         ({"objective": Unstorable()}, r"objective must have fields that are numbers.*got Unstorable"),
     ],
-    ids=str,
+    ids=["no dataclass", "not frozen", "no JSON value"],
 )
 def test_objects_that_files_cannot_hold_are_refused_before_the_training(settings, message):
     with pytest.raises(TypeError, match=message):
