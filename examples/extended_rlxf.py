@@ -6,7 +6,8 @@
     python extended_rlxf.py evaluate runs/sparse
 
 Files never import modules, so `rlxf evaluate runs/sparse` alone does not know the pattern. This program
-imports its module first.
+imports its module first. The commands `experiment` and `sweep` start processes of `rlxf`, which do not import
+it, so they refuse the pattern.
 """
 
 import log_sparse  # noqa: F401 - registers the pattern

@@ -3,24 +3,24 @@
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlxf.utils.framed_errors import one_line_error
 
 if TYPE_CHECKING:
     from rlxf.experiments.jobs import Job, Outcome
     from rlxf.training import RunFolder
 
 
-FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTILINE)
-"""Pattern of the frame of an error message of tyro, also without Unicode."""
 UNKNOWN = re.compile(r"unknown option --(?P<name>[\w.-]+)")
 """Pattern of the start of a message about an option that a command does not have."""
 ONE_OPTION = re.compile(
     r"unknown |Invalid choice |Unrecognized options |a schedule is |Error parsing --|--arguments of "
     r"|(Error parsing [\w.-]+: )?[\w .-]+ must be (finite|one of|in \[|above 0|at least [01],|at least [01]$"
-    r"|True or False|a (finite |whole )?number|a tuple|a JSON object)(?!.*; use)"
+    r"|True or False|a (finite |whole )?number|a tuple|a JSON object|a technique of rlxf)(?!.*; use)"
 )
 """Pattern of the start of a message that is the same for any values of the other options."""
 PATH_OPTIONS = ("config", "pretrained")
@@ -39,8 +39,8 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     Settings that ``--tuned`` or ``--config`` names are included.
 
     Raises:
-        ValueError: if the command line refuses the words, or `Command.check` the options; the message is that
-            of the command line.
+        ValueError: if the command line refuses the words, or `Command.check` the options, with the message
+            of the command line; or if the core has a technique that the process of a run does not know.
     """
     from rlxf.cli.entry_point import parse
     from rlxf.cli.run_options import options_to_config
@@ -50,19 +50,43 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         with redirect_stdout(printed), redirect_stderr(printed):
             command = parse(words)
             command.check()
-            return options_to_config(command)
+            config = options_to_config(command)
     except SystemExit:
-        raise ValueError(_one_line_error(printed.getvalue())) from None
+        raise ValueError(one_line_error(printed.getvalue())) from None
     except TypeError as error:
         raise ValueError(str(error)) from error
+    _check_techniques(config.get("core") or {})
+    return config
 
 
-def _one_line_error(text: str) -> str:
-    """Return an error message of the command line in one line, without frames."""
-    line = " ".join(FRAME.sub(" ", text).replace("rlxf: ", "").split())
-    for end in ("For full helptext", "Argument helptext:"):
-        line = line.partition(end)[0]
-    return line.removeprefix("Value error ").strip()
+def _check_techniques(core: Mapping[str, Any]) -> None:
+    """Raise ValueError if a core has a technique of another package, which the processes of runs lack.
+
+    Args:
+        core: result of `TransformerSpec.to_dict`.
+    """
+    from rlxf.attention.registry import TECHNIQUES, techniques_of
+
+    for axis in core.keys() & TECHNIQUES.keys():
+        for name in _names_in(core[axis]):
+            module = techniques_of(axis)[name].__module__
+            if module.partition(".")[0] != "rlxf":
+                raise ValueError(
+                    f"--core.{axis} must be a technique of rlxf, got {name} of {module}: each run is a "
+                    f"process of rlxf, which does not import {module}. Train such runs one by one with a "
+                    f"program that imports it, and compare them with rlxf compare"
+                )
+
+
+def _names_in(technique: Any) -> Iterator[str]:
+    """Yield the name of a technique in JSON, and those of the techniques that it combines."""
+    if isinstance(technique, dict):
+        yield technique["name"]
+        for option in technique.values():
+            yield from _names_in(option)
+    elif isinstance(technique, list | tuple):
+        for each in technique:
+            yield from _names_in(each)
 
 
 def named_option(error: Exception, names: Iterable[str]) -> str | None:

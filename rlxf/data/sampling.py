@@ -18,6 +18,9 @@ class SamplingScheme(ABC):
     """Base class of the probabilities with which training windows are drawn from episodes.
 
     A window is drawn in two stages: an episode, then one of its steps with equal probability.
+
+    A subclass must be a frozen dataclass, because files hold its name and its fields. A file does not import
+    it: ``load`` of an agent with a subclass of your own needs the argument ``sampling``.
     """
 
     @abstractmethod

@@ -13,15 +13,21 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.gym_api import reset_env
+from rlxf.envs.vector import innermost_env
 from rlxf.utils.checks import is_number
+from rlxf.utils.warnings import warn_user
 
 MAX_STAGES = 100
 """Largest number of easier stages."""
 MAX_EPISODES = 1000
 """Largest number of episodes that decide on the next stage. Checkpoints contain their returns."""
+CUT_EPISODES = 10
+"""Number of episodes in succession, ended from outside of the environment, at which a warning is given."""
 STAGE = "curriculum_stage"
 """Key of the stage of the episode, from 1, in the info of each step."""
 Stage = str | Mapping[str, Any]
@@ -39,7 +45,8 @@ class Curriculum:
     `make_vec_env` gets.
 
     The returns are sums of the rewards of the environment, without a ``wrapper_class`` of `make_vec_env` or
-    `VecNormalize`. Episodes must end in the environment itself: those that a wrapper ends do not count.
+    `VecNormalize`. Episodes must end in the environment itself: those that a wrapper around it ends, such as
+    a ``TimeLimit`` in ``wrapper_class``, do not count, and a warning reports them.
 
     Source: Bengio et al. 2009, "Curriculum learning", ICML; a survey for reinforcement learning is Narvekar
     et al. 2020, arXiv:2003.04960.
@@ -118,6 +125,9 @@ class CurriculumEnv(gymnasium.Wrapper):
     Raises:
         ValueError: at the beginning of a stage, if its spaces differ from those of the first one.
 
+    Warns:
+        UserWarning: if a reset ends ten episodes in succession, outside of evaluations.
+
     Attributes:
         stage: number of the stage of the next episode, from 1.
         stages: number of stages, with the task.
@@ -138,6 +148,8 @@ class CurriculumEnv(gymnasium.Wrapper):
         self._spec = spec
         self._env_stage = 1
         self._evaluates = False
+        self._in_episode = False  # after its first step
+        self._cut_episodes = 0
         self._returns: deque[float] = deque(maxlen=curriculum.episodes)
         self._return = 0.0
         self._unseeded = True
@@ -152,6 +164,7 @@ class CurriculumEnv(gymnasium.Wrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode of the current stage, or of the task during an evaluation."""
+        self._count_cut_episode()
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         stage = self.stages if self._evaluates else self.stage
@@ -167,7 +180,9 @@ class CurriculumEnv(gymnasium.Wrapper):
         """Step the current episode; at its end, decide on the stage of the next one."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
-        if terminated or truncated:
+        self._in_episode = not (terminated or truncated)
+        if not self._in_episode and self._decides:
+            self._cut_episodes = 0
             self._advance()
         return observation, reward, terminated, truncated, {**info, STAGE: self._env_stage}
 
@@ -205,14 +220,30 @@ class CurriculumEnv(gymnasium.Wrapper):
         if "task" in state:
             self.env.get_wrapper_attr("load_persistent_state")(state["task"])
 
-    def _advance(self) -> None:
-        """Continue with the next stage if the last episodes allow it.
+    @property
+    def _decides(self) -> bool:
+        """True if the current episode counts: it is one of the training, in an easier stage."""
+        return not self._evaluates and self._env_stage == self.stage < self.stages
 
-        Episodes of evaluations do not count, and returns that are NaN.
+    def _count_cut_episode(self) -> None:
+        """Warn if the last episodes have ended by a reset, so that no next stage can begin.
+
+        Such an episode does not count: agents and users reset environments at other times, too.
         """
-        if self._evaluates or self._env_stage != self.stage:
-            return
-        if self.stage == self.stages or not _is_finite(self._return):
+        if self._in_episode and self._decides:
+            self._cut_episodes += 1
+            if self._cut_episodes == CUT_EPISODES:
+                warn_user(
+                    f"the last {CUT_EPISODES} episodes in stage {self.stage} of a curriculum were ended by a "
+                    f"reset and not by the environment, so their returns do not count and the next stage "
+                    f"does not begin. If a wrapper ends them, such as TimeLimit in wrapper_class, end them "
+                    f"in the environment itself, e.g. by env_kwargs={{'max_episode_steps': 100}}"
+                )
+        self._in_episode = False
+
+    def _advance(self) -> None:
+        """Continue with the next stage if the last episodes allow it; returns that are NaN do not count."""
+        if not _is_finite(self._return):
             return
         self._returns.append(self._return)
         enough = len(self._returns) == self.curriculum.episodes
@@ -237,10 +268,18 @@ class CurriculumCallback(BaseCallback):
 
     It is logged at the end of each rollout, for the environments of this process. The stage of a copy is that
     of its last step, or of its last episode if its observation space is nested.
+
+    Warns:
+        UserWarning: at the start of a training, if its environments have no curriculum.
     """
 
     def _on_training_start(self) -> None:
         self._stages: dict[int, int] = {}
+        if not has_curriculum(self.training_env):
+            warn_user(
+                "CurriculumCallback logs nothing, because the environments have no curriculum: make them "
+                "with make_vec_env(..., curriculum=rlxf.envs.Curriculum(stages, advance_return=...))"
+            )
 
     def _on_step(self) -> bool:
         self._stages |= {i: info[STAGE] for i, info in enumerate(self.locals["infos"]) if STAGE in info}
@@ -249,6 +288,13 @@ class CurriculumCallback(BaseCallback):
     def _on_rollout_end(self) -> None:
         if self._stages:
             self.logger.record("curriculum/stage", float(np.mean(list(self._stages.values()))))
+
+
+def has_curriculum(env: VecEnv) -> bool:
+    """Return whether all environments are `CurriculumEnv`, also those in processes of Gymnasium."""
+    if isinstance(innermost_env(env), AsyncVectorEnv):  # its environments are not asked for their wrappers
+        return all(env.env_method("has_wrapper_attr", "begin_evaluation"))
+    return all(env.env_is_wrapped(CurriculumEnv))
 
 
 def check_curriculum(curriculum: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     VecEnv,
@@ -19,7 +18,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from rlxf.data.reference_scores import ReferenceScores, scores_from_table
-from rlxf.envs.curriculum import CurriculumEnv
+from rlxf.envs.curriculum import has_curriculum
 from rlxf.envs.filler_rows import check_frame_stack, has_filler_rows
 from rlxf.envs.make import EnvLike, as_vectorized
 from rlxf.envs.sb3_vec_env import calling_at_exit, resume_envs_at_exit
@@ -227,19 +226,12 @@ def _adapted(agent: Any, env: VecEnv) -> VecEnv:
 @contextmanager
 def _task_of_curriculum(env: VecEnv) -> Iterator[None]:
     """Context manager in which environments with a curriculum use its last stage, and do not advance."""
-    if not _has_curriculum(env):
+    if not has_curriculum(env):
         yield
         return
     env.env_method("begin_evaluation")
     with calling_at_exit(partial(env.env_method, "end_evaluation")):
         yield
-
-
-def _has_curriculum(env: VecEnv) -> bool:
-    """Return whether the environments are `CurriculumEnv`, also those in processes of Gymnasium."""
-    if isinstance(innermost_env(env), AsyncVectorEnv):  # its environments are not asked for their wrappers
-        return all(env.env_method("has_wrapper_attr", "begin_evaluation"))
-    return all(env.env_is_wrapped(CurriculumEnv))
 
 
 @contextmanager

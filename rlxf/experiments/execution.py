@@ -15,6 +15,7 @@ from typing import Any
 
 from rlxf.experiments.jobs import RESUMED, ExperimentError, Job, Outcome, is_complete
 from rlxf.utils.files import make_folder, try_lock
+from rlxf.utils.framed_errors import last_message
 from rlxf.utils.run_files import COMPLETED, CONFIG
 
 FOLDER_LOCK = ".lock"
@@ -66,7 +67,7 @@ def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
         start = time.monotonic()
         written = log.stat().st_size if log.is_file() else 0
         code = _train(job, lock, should_stop)
-        message = "" if code == 0 else last_line(log, written)
+        message = "" if code == 0 else failure_message(log, written)
         return _recorded(job, started, code, message, time.monotonic() - start)
 
 
@@ -178,8 +179,8 @@ def only_process(folder: Path) -> Iterator[None]:
         yield
 
 
-def last_line(log: Path, start: int = 0) -> str:
-    """Return the last line of a log file without the name of the program; "" if there is none.
+def failure_message(log: Path, start: int = 0) -> str:
+    """Return the message at the end of a log file: its last line, or that in a frame; "" if there is none.
 
     Args:
         log: the file.
@@ -187,9 +188,8 @@ def last_line(log: Path, start: int = 0) -> str:
     """
     with open(log, "rb") as file:
         file.seek(max(start, log.stat().st_size - LOG_TAIL))
-        lines = file.read().decode(errors="replace").split("\n")
-    written = [line.strip() for line in lines if line.strip()]
-    return written[-1].removeprefix("rlxf: ")[:MESSAGE_CHARACTERS] if written else ""
+        text = file.read().decode(errors="replace")
+    return last_message(text)[:MESSAGE_CHARACTERS]
 
 
 def run_jobs(

@@ -74,7 +74,7 @@ class Outcome:
         command: words of the command and its options.
         returncode: exit status of the process; 0 after success, negative after a signal. None while it
             trains, and after the program that started it was killed.
-        message: last line of its output after a failure.
+        message: message at the end of its output after a failure.
         seconds: wall-clock time of the attempts whose end was recorded, from the last one that began a new
             training.
         attempts: number of processes that were started.

@@ -64,14 +64,18 @@ def instance_from_json(kind: str, classes: Mapping[str, type[T]], data: Any) -> 
         data: JSON object, of a file that need not be valid.
 
     Raises:
-        ValueError: if ``data`` is no object, or the name is unknown.
+        ValueError: if ``data`` is no object, or the name is unknown, e.g. that of a class of the user, which
+            the file does not import.
     """
     if not isinstance(data, dict):
         raise ValueError(f"{kind} must be a JSON object with a name, got {data!r}")
     options = dict(data)
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in classes:
-        raise ValueError(f"unknown {kind} {name!r}; use one of {', '.join(classes)}")
+        raise ValueError(
+            f"unknown {kind} {name!r}; use one of {', '.join(classes)}. If it is a class of your own, pass "
+            f"{kind}=... to load"
+        )
     return classes[name](**options)
 
 

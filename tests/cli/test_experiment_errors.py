@@ -1,11 +1,18 @@
 """Tests of errors in the options of an experiment file, which name the line and similar keys."""
 
+import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from rlxf.cli.job_options import named_option, read_options
+from rlxf.attention import Window, register_technique
+from rlxf.cli.job_options import is_about_one_option, named_option, read_options
+from rlxf.cli.sweep_run import SweepRun
+from rlxf.experiments.sweep_file import read_sweep_plan
+from rlxf.experiments.toml_files import PlanError
 from tests.cli.running import refused
 
 FILE = """\
@@ -24,6 +31,8 @@ command = "baseline random"
 command = "baseline ppo"
 {ppo}
 """
+COMBINED = {"name": "Both", "first": {"name": "Full"}, "second": {"name": "Far"}}
+"""Two patterns of which one is defined outside of rlxf."""
 OVERRIDE = "[tasks.pole.agents.random]\n{}"
 
 
@@ -149,6 +158,47 @@ def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):
 def test_options_of_trainings_are_checked_without_data_and_environments(words, message):
     with pytest.raises(ValueError, match=message):
         read_options(words.split())
+
+
+@pytest.fixture
+def far(restored_registry):
+    """Register a pattern that a module outside of rlxf defines."""
+
+    @register_technique("pattern")
+    @dataclass(frozen=True)
+    class Far(Window):
+        cost: ClassVar[str] = "L"
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "gtrxl", "--env", "CartPole-v1", "--core.pattern", "far"],
+        ["train", "dt", "--dataset", "a/b-v0", "--core.pattern", "far"],
+        ["train", "dt", "--dataset", "a/b-v0", "--core.pattern", json.dumps(COMBINED)],
+    ],
+    ids=["GTrXL", "Decision Transformer", "combined"],
+)
+def test_techniques_that_the_processes_of_runs_do_not_import_are_refused(words):
+    message = (
+        "--core.pattern must be a technique of rlxf, got Far of tests.cli.test_experiment_errors: each run"
+    )
+    with pytest.raises(ValueError, match=message) as error:
+        read_options(words)
+    assert named_option(error.value, ["core.pattern"]) == "core.pattern"
+    assert is_about_one_option(error.value)
+
+
+@pytest.mark.usefixtures("far")
+def test_a_sweep_over_a_technique_of_another_module_is_refused():
+    text = (
+        'command = "train gtrxl"\n[settings]\nenv = "CartPole-v1"\n[search]\ncore.pattern = ["Far", "Window"]'
+    )
+    Path("sweep.toml").write_text(text)
+    plan = read_sweep_plan(Path("sweep.toml"))
+    with pytest.raises(PlanError, match=r"line 5: .*must be a technique of rlxf, got Far"):
+        SweepRun(plan, Path("runs"), processes=1, threads=1).check_options()
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import os
 import signal
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger, make_output_format
 
@@ -442,6 +444,7 @@ def test_the_stages_of_nested_observations_reach_the_callback():
     callback = CurriculumCallback()
     with closing(make_vec_env(Nested, 2, 0, {"stage": 2}, curriculum=curriculum)) as env:
         env.reset()
+        callback.init_callback(SimpleNamespace(get_env=lambda: env, logger=None))
         callback._on_training_start()
         for _ in range(2):
             callback.locals = {"infos": env.step(np.zeros(2))[3]}
@@ -478,6 +481,45 @@ def test_the_mean_stage_is_logged(tmp_path):
     header, *rows = (tmp_path / "progress.csv").read_text().splitlines()
     column = header.split(",").index("curriculum/stage")
     assert [float(row.split(",")[column]) for row in rows] == [1.0, 1.0, 2.0]
+
+
+def test_a_callback_without_a_curriculum_warns():
+    with closing(make_vec_env("CartPole-v1", 2, 0)) as env:
+        agent = PPO("MlpPolicy", env, n_steps=2, batch_size=4, n_epochs=1, seed=0, device="cpu")
+        with pytest.warns(UserWarning, match="logs nothing, because the environments have no curriculum"):
+            agent.learn(4, callback=CurriculumCallback())
+
+
+def test_episodes_that_a_wrapper_ends_do_not_count_with_a_warning():
+    wrapper = partial(TimeLimit, max_episode_steps=1)
+    with closing(make_vec_env("rlxf/TMaze-v0", 2, 0, TASK, wrapper, curriculum=MAZES)) as env:
+        env.reset()
+        with pytest.warns(UserWarning, match=r"the last 10 episodes in stage 1 .* were ended by a reset"):
+            stages = stages_after(env, 12)
+    assert stages == {1}
+
+
+def test_limits_of_the_environment_itself_are_ends_of_episodes(recwarn):
+    task = TASK | {"max_episode_steps": 1}
+    with closing(make_vec_env("rlxf/TMaze-v0", 2, 0, task, curriculum=MAZES)) as env:
+        env.reset()
+        assert stages_after(env, 12) == {1, 2, 3}
+    assert not recwarn
+
+
+def test_evaluations_and_a_few_resets_in_the_middle_of_episodes_do_not_warn(recwarn):
+    env = CurriculumEnv([partial(gymnasium.make, "rlxf/TMaze-v0")] * 2, MAZES)
+    for number in range(60):
+        if number % 3:
+            env.begin_evaluation()
+        env.reset(seed=0)
+        env.step(0)
+        env.end_evaluation()
+        if number % 27 == 24:
+            while not any(env.step(0)[2:4]):
+                pass
+    assert not recwarn
+    assert env.stage == 1
 
 
 @pytest.mark.parametrize(

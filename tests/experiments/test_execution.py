@@ -15,7 +15,7 @@ import pytest
 from rlxf.experiments import execution
 from rlxf.experiments.execution import (
     cluster_executor,
-    last_line,
+    failure_message,
     local_executor,
     locked,
     only_process,
@@ -280,6 +280,34 @@ def test_a_damaged_outcome_is_named(tmp_path, content):
         Outcome.read(job)
 
 
+MESSAGE = "Error parsing --core.position: unknown position 'LogBias'; choose RoPE, or T5Bias"
+FRAMED = """\
+rlxf: an earlier line
+╭─ Value error ──────────────────────────────────────╮
+│ Error parsing --core.position: unknown position    │
+│ 'LogBias'; choose RoPE, or T5Bias                  │
+│ ────────────────────────────────────────────────── │
+│ Argument helptext:                                 │
+│     --core.position NAME                           │
+│ ────────────────────────────────────────────────── │
+│ For full helptext, see rlxf train gtrxl --help     │
+╰────────────────────────────────────────────────────╯
+""".encode()
+FRAMED_IN_ASCII = b"""\
+rlxf: an earlier line
+ Value error
+ ----------------------------------------------------
+  Error parsing --core.position: unknown position
+  'LogBias'; choose RoPE, or T5Bias
+  --------------------------------------------------
+  Argument helptext:
+      --core.position NAME
+  --------------------------------------------------
+  For full helptext, see rlxf train gtrxl --help
+
+"""
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [
@@ -287,12 +315,19 @@ def test_a_damaged_outcome_is_named(tmp_path, content):
         (b"one\nrlxf: two\n\n", "two"),
         (b"\xff\n", "�"),
         (b"x" * 10_000_000, "x" * 500),
+        (FRAMED, MESSAGE),
+        (
+            FRAMED_IN_ASCII,
+            "Error parsing --core.position: unknown position 'LogBias'; choose RoPE, or T5Bias",
+        ),
+        ("rlxf: one\n│ two │\n╰─────╯\n".encode(), "two"),
+        ("rlxf: one\n╰─────╯\n".encode(), "one"),
     ],
-    ids=["empty", "prefix", "binary", "long"],
+    ids=["empty", "prefix", "binary", "long", "frame", "frame in ASCII", "end of a frame", "frame only"],
 )
-def test_the_last_line_of_a_log(tmp_path, content, line):
+def test_the_message_at_the_end_of_a_log(tmp_path, content, line):
     (tmp_path / "log").write_bytes(content)
-    assert last_line(tmp_path / "log") == line
+    assert failure_message(tmp_path / "log") == line
 
 
 def test_lines_of_earlier_attempts_do_not_count(tmp_path, monkeypatch):

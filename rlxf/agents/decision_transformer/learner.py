@@ -123,7 +123,8 @@ class DecisionTransformer(OnlineFinetuning):
         validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
             seeds are measured on the same episodes.
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
-            likely; or `UniformEpisodes`, `ReturnWeighted` or `HighReturns`.
+            likely; or `UniformEpisodes`, `ReturnWeighted` or `HighReturns`. A subclass of your own must be a
+            frozen dataclass (`SamplingScheme`).
         state_loss_weight: weight of an auxiliary loss, the error of a prediction of the next observation; 0
             for no such head (`AuxiliaryHeads`).
         return_loss_weight: the same for the return-to-go of the next step.

@@ -219,10 +219,12 @@ class OfflineAgent(OfflineAlgorithm):
             device: "auto", "cpu" or "cuda".
             sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
                 before anything is parsed. None to accept any file.
-            settings: arguments of the constructor that override the file's. With ``seed``, windows are drawn
-                from this seed; without it, further training draws those that would have followed. ``trust``,
-                ``download`` and ``tensorboard_log`` are never taken from the file. SB3's ``custom_objects``
-                may contain them, too; ``print_system_info`` prints the versions of this machine.
+            settings: arguments of the constructor that override the file's. An objective, a sampling or a
+                conditioning of your own class must be passed, because a file does not import it. With
+                ``seed``, windows are drawn from this seed; without it, further training draws those that
+                would have followed. ``trust``, ``download`` and ``tensorboard_log`` are never taken from the
+                file. SB3's ``custom_objects`` may contain arguments, too; ``print_system_info`` prints the
+                versions of this machine.
 
         Raises:
             FileNotFoundError: if the file does not exist.

@@ -193,7 +193,7 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         arguments.check_device(device)
         settings = arguments.load_settings(settings)
         archive = read_agent_archive(path, cls.NAME, checkpoint.GROUPS, sha256)
-        stored = checkpoint.read_config(archive, cls.config_class)
+        stored = checkpoint.read_config(archive, cls.config_class, settings)
         stored.check_changes(settings)
         merged = vars(stored) | settings
         with stored.load_error_context(settings):

@@ -1,6 +1,7 @@
 """Checkpoint files of offline agents, and the resumption of their training."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -60,13 +61,18 @@ def build_archive(description: Any, update: OfflineUpdate, generator: torch.Gene
 
 
 @checkpoint_errors()
-def read_config(archive: Archive, config: type[Config]) -> Config:
+def read_config(archive: Archive, config: type[Config], changes: Mapping[str, Any]) -> Config:
     """Return the configuration in a checkpoint.
+
+    Args:
+        archive: the checkpoint.
+        config: class of the configuration.
+        changes: settings passed to ``load``, see `OfflineConfig.from_json`.
 
     Raises:
         CheckpointError: if the configuration lacks an argument of the file, or a value is invalid.
     """
-    stored = config.from_json(stored_settings(archive, config.rules(), config.default_json()))
+    stored = config.from_json(stored_settings(archive, config.rules(), config.default_json()), changes)
     states.check_layers(stored.layers, archive.tensors["policy"])
     return stored
 

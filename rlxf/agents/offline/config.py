@@ -19,6 +19,7 @@ from rlxf.attention.registry import technique_to_json
 from rlxf.data import Trajectories
 from rlxf.data.sampling import SAMPLINGS, UNIFORM_STEPS, Sampling, SamplingScheme
 from rlxf.training import CheckpointError
+from rlxf.training.compat import BUILD_ERRORS
 from rlxf.training.json_rules import NOTHING, Rule, number, whole
 from rlxf.training.schedules import (
     check_schedule,
@@ -27,6 +28,7 @@ from rlxf.training.schedules import (
     schedule_to_json,
     schedule_to_text,
 )
+from rlxf.training.serialization import dump_json
 from rlxf.training.tensorboard import HyperparameterValue, to_hyperparameters
 from rlxf.utils.checks import MAX_INT64, check_finite_number, check_int
 from rlxf.utils.names import instance_from_json
@@ -137,6 +139,9 @@ class OfflineConfig:
         if not isinstance(self.sampling, SamplingScheme):
             choices = ", ".join(f"{name}()" for name in SAMPLINGS)
             raise TypeError(f"sampling must be one of {choices}, got {self.sampling!r}")
+        for name, (to_json, _) in self.JSON.items():
+            if to_json is technique_to_json:
+                check_storable(name, getattr(self, name))
         self._check_values()
         check_accumulation_steps(self.gradient_accumulation_steps, self.batch_size, "number of windows")
 
@@ -216,10 +221,26 @@ class OfflineConfig:
         return {name: cls.JSON[name][0](x) if name in cls.JSON else x for name, x in defaults.items()}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Restore the configuration from the result of `to_json`."""
+    def from_json(cls, stored: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Self:
+        """Restore the configuration from the result of `to_json`.
+
+        Args:
+            stored: the result.
+            changes: settings passed to ``load``. They are used here for values that cannot be restored, such
+                as objects of the user's own classes, which a file does not import. None for no settings.
+        """
         values = {**cls.default_json(), **stored}
-        return cls(**{**values, **{name: back(values[name]) for name, (_, back) in cls.JSON.items()}})
+        return cls(**values | {name: cls._from_json(name, values[name], changes or {}) for name in cls.JSON})
+
+    @classmethod
+    def _from_json(cls, name: str, value: Any, changes: Mapping[str, Any]) -> Any:
+        """Restore a setting in `JSON`; if this is impossible, return the value in ``changes``."""
+        try:
+            return cls.JSON[name][1](value)
+        except BUILD_ERRORS:
+            if name not in changes:
+                raise
+            return changes[name]
 
     @classmethod
     def rules(cls) -> dict[str, Rule]:
@@ -243,6 +264,27 @@ class OfflineConfig:
     def _loggable_settings(self) -> dict[str, Any]:
         """Return the settings that `hyperparameters` contain."""
         return {name: value for name, value in vars(self).items() if name != "verbose"}
+
+
+def check_storable(name: str, value: Any) -> None:
+    """Check that files can hold an objective, a sampling or a conditioning, also one of the user's own class.
+
+    Raises:
+        TypeError: if its class is no frozen dataclass, or one of its fields is no JSON value.
+    """
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise TypeError(
+            f"{name} must be an object of a frozen dataclass, whose fields files hold, got {value!r}: write "
+            f"@dataclass(frozen=True) before the class {type(value).__name__}"
+        )
+    try:
+        dump_json(technique_to_json(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must have fields that are numbers, texts or lists of these, which files hold, got "
+            f"{value!r} ({error})"
+        ) from error
 
 
 MAX_HIDDEN_LAYERS = 100

@@ -1,6 +1,7 @@
 """Tests of checkpoints: round trips, and errors for damaged and incompatible files."""
 
 import copy
+from dataclasses import dataclass
 
 import gymnasium
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
-from rlxf.agents.decision_transformer.conditioning import MaxReturn
+from rlxf.agents.decision_transformer.conditioning import MaxReturn, TargetReturn
+from rlxf.agents.offline.objectives import Imitation
 from rlxf.data import DatasetError, ReferenceScores
+from rlxf.data.sampling import SamplingScheme, UniformSteps
 from rlxf.training import CheckpointError, CosineSchedule, read_archive, write_archive
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
@@ -102,6 +105,68 @@ def test_load_overrides_settings(tmp_path):
     assert DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batch_size=3).batch_size == 3
     with pytest.raises(TypeError, match="batchsize"):
         DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batchsize=3)
+
+
+@dataclass(frozen=True)
+class OwnObjective(Imitation):
+    scale: float = 0.5
+
+
+@dataclass(frozen=True)
+class OwnSampling(UniformSteps):
+    power: float = 2.0
+
+
+@dataclass(frozen=True)
+class OwnConditioning(TargetReturn):
+    pass
+
+
+OWN = {"objective": OwnObjective(), "sampling": OwnSampling(), "conditioning": OwnConditioning()}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_objects_of_own_classes_are_passed_to_load(tmp_path, name):
+    agent = small_agent(**{name: OWN[name]})
+    agent.learn(2)
+    agent.save(tmp_path / "agent.zip")
+    loaded = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", **{name: OWN[name]})
+    assert getattr(loaded, name) == OWN[name]
+    observation = shown(agent.trajectories, np.array([3, 12]))
+    np.testing.assert_array_equal(agent.predict(observation)[0], loaded.predict(observation)[0])
+    with pytest.raises(CheckpointError, match=f"unknown {name} 'Own.*pass {name}=... to load"):
+        DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", batch_size=3)
+    with pytest.raises(TypeError, match=f"{name} must be .* got 3"):
+        DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", **{name: 3})
+
+
+class Undecorated(SamplingScheme):
+    def episode_weights(self, lengths, returns):
+        return lengths.astype(np.float64)
+
+
+@dataclass
+class Changeable(Undecorated):
+    pass
+
+
+@dataclass(frozen=True)
+class Unstorable(Imitation):
+    steps: frozenset = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampling": Undecorated()}, r"sampling must be an object of a frozen dataclass.*class Undecorated"),
+        ({"sampling": Changeable()}, r"sampling must be an object of a frozen dataclass.*class Changeable"),
+        ({"objective": Unstorable()}, r"objective must have fields that are numbers.*got Unstorable"),
+    ],
+    ids=["no dataclass", "not frozen", "no JSON value"],
+)
+def test_objects_that_files_cannot_hold_are_refused_before_the_training(settings, message):
+    with pytest.raises(TypeError, match=message):
+        small_agent(**settings)
 
 
 @pytest.mark.parametrize("seed", [1, None])

@@ -82,7 +82,11 @@ class ObjectiveLoss(nn.Module, ABC):
 
 
 class ObjectiveSpec(PythonNumbers):
-    """Base class of the objectives."""
+    """Base class of the objectives.
+
+    A subclass of an objective is a frozen dataclass, too: files hold its name and its fields. A file does not
+    import it: ``load`` of an agent with a subclass of your own needs the argument ``objective``.
+    """
 
     def check_windows(self, steps: int) -> None:  # optional
         """Raise ValueError unless the objective can be trained on windows of this number of steps."""
