@@ -18,6 +18,7 @@ from rlxf.agents.common.arguments import (
 )
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.captured_function import supports_graphs
+from rlxf.agents.common.environment_checks import check_teacher_normalization
 from rlxf.agents.common.episode_statistics import EpisodeStatistics
 from rlxf.agents.common.losses import Distillation, check_distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
@@ -441,7 +442,8 @@ class GTrXLPPO(TrainingLoop):
                 device, or has a datastore, or actor is unknown.
 
         Warns:
-            UserWarning: if target_kl is set.
+            UserWarning: if target_kl is set, or the teacher was trained with ``VecNormalize`` and its
+                statistics are missing or change in the student's environments.
         """
         total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
         log_interval = as_log_interval(log_interval)
@@ -450,6 +452,7 @@ class GTrXLPPO(TrainingLoop):
         self.ranks.check_single_process("distill")
         if self.target_kl is not None:
             warn_user(f"distill has no KL limit, target_kl={self.target_kl} has no effect")
+        check_teacher_normalization(self.env, teacher.normalized_observations)
         self._algorithm = DistillationTraining(
             student=self.policy,
             teacher=teacher.policy,
