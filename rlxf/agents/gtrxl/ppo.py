@@ -35,6 +35,7 @@ from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
+from rlxf.agents.gtrxl.own_modules import warn_of_modes
 from rlxf.agents.gtrxl.policies import check_policy, check_policy_kwargs, warn_of_flattened_images
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
@@ -154,7 +155,8 @@ class GTrXLPPO(TrainingLoop):
 
     Warns:
         UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, or
-            ``n_envs`` is chosen and ``env`` is an object with another number of environments.
+            ``n_envs`` is chosen and ``env`` is an object with another number of environments, or the features
+            extractor or a head acts in updates otherwise than in rollouts, as with dropout.
     """
 
     batch_size: int
@@ -256,6 +258,7 @@ class GTrXLPPO(TrainingLoop):
         )
         if _init_setup_model:
             warn_of_flattened_images(self.policy)
+            warn_of_modes(self.policy)
         if self.env is not None:
             self.check_env(self.env)
 
