@@ -1,19 +1,19 @@
 """Registration of techniques that are defined outside of the package."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
 from rlxf.attention.depth.base import Depth
 from rlxf.attention.kernels.base import Kernel
 from rlxf.attention.memory.base import Memory
-from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.base import RULES, Pattern
 from rlxf.attention.positions.base import Position
 from rlxf.attention.recurrent.base import Recurrence
 from rlxf.attention.registry import TECHNIQUES, techniques_of
 from rlxf.attention.residuals.base import Residual
-from rlxf.attention.technique import Technique
+from rlxf.attention.technique import Technique, is_outdated
 from rlxf.utils.names import plain_name
 
 INTERFACES: dict[str, type[Technique]] = {
@@ -33,6 +33,13 @@ RESERVED = {"none", "fitting"}
 DESCRIPTIONS = ("paper", "causal_form", "cost")
 """Class variables of a technique that ``rlxf techniques NAME`` prints."""
 
+USED_RULES: dict[str, Callable[[Pattern], Iterable[Pattern]]] = {
+    "for_layer": lambda pattern: map(pattern.for_layer, range(2)),
+    "for_heads": lambda pattern: pattern.for_heads(2),
+    "query_rules": lambda pattern: pattern.query_rules,
+}
+"""Attribute of a pattern -> function that returns patterns whose rules are used instead of its own."""
+
 Registered = TypeVar("Registered", bound=type[Technique])
 
 
@@ -51,7 +58,8 @@ def register_technique(axis: str) -> Callable[[Registered], Registered]:
 
     Raises:
         ValueError: if the axis does not exist; from the decorator, if the name is taken or reserved, or the
-            class lacks a part of a technique.
+            class lacks a part of a technique, or overrides the rule of a pattern that layers, heads or kinds
+            of queries do not use.
         TypeError: from the decorator, if it is not applied to a frozen dataclass of the axis.
     """
     if axis not in TECHNIQUES:
@@ -60,6 +68,7 @@ def register_technique(axis: str) -> Callable[[Registered], Registered]:
     def register(technique: Registered) -> Registered:
         _check_class(axis, technique)
         _check_parts(technique)
+        _check_rule(technique)
         _check_name(axis, technique)
         TECHNIQUES[axis][technique.__name__] = technique
         return technique
@@ -92,6 +101,20 @@ def _check_parts(technique: type[Technique]) -> None:
             raise ValueError(
                 f"{_path(technique)} must have a default for {field.name}: the command line creates a "
                 f"technique from its name alone"
+            )
+
+
+def _check_rule(technique: type[Technique]) -> None:
+    """Raise ValueError if layers, heads or kinds of queries of a pattern do not use the rule it overrides."""
+    if not issubclass(technique, Pattern):
+        return
+    for name, used in USED_RULES.items():
+        if not is_outdated(technique, name, RULES):
+            continue
+        if not all(isinstance(rule, technique) for rule in used(technique())):
+            raise ValueError(
+                f"{_path(technique)} overrides a rule, but inherits {name}, which returns patterns with "
+                f"other rules; override {name} instead of the rule, or both"
             )
 
 

@@ -1,6 +1,6 @@
 """Base class of all techniques, and what they see of a transformer and keep for a loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -185,6 +185,34 @@ class Technique(PythonNumbers):
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
         """Return the constructor of self-attention that this technique requires; by default ``default``."""
         return default
+
+
+def is_outdated(kind: type, name: str, methods: Set[str]) -> bool:
+    """Return whether a class overrides one of the methods, but inherits the attribute ``name``.
+
+    The attribute comes from a base class that already has the method. It was written for that method, and may
+    not hold for another one.
+    """
+    classes = kind.__mro__
+    owner = next(number for number, base in enumerate(classes) if name in vars(base))
+    return any(
+        _is_defined(getattr(base, method, None))
+        for number, overriding in enumerate(classes[:owner])
+        for method in methods & vars(overriding).keys()
+        for base in classes[number + 1 : owner + 1]
+    )
+
+
+def _is_defined(method: Any) -> bool:
+    """Return whether a method exists and is not abstract."""
+    return method is not None and not getattr(method, "__isabstractmethod__", False)
+
+
+def drop_outdated(kind: type, base: type, names: Iterable[str], methods: Set[str]) -> None:
+    """Replace the attributes of a class that are outdated by those of ``base``; see `is_outdated`."""
+    for name in names:
+        if is_outdated(kind, name, methods):
+            setattr(kind, name, vars(base)[name])
 
 
 def check_layer_numbers(name: str, value: Any) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from stable_baselines3.common.vec_env.util import dict_to_obs, obs_space_info
 
 from rlxf.data.spaces import FLAT, encoded_parts, is_text, is_text_only, leaves
+from rlxf.utils.errors import FaultyEnvironmentError
 
 Space = spaces.Space
 
@@ -135,6 +136,27 @@ def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
 def row_of(batch: Any, i: int) -> Any:
     """Return a copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
     return map_parts(batch, lambda part: _copy(part[i]))
+
+
+def numbers_in_space(space: Space | None, observation: Any) -> Any:
+    """Return an observation whose arrays of Python objects are converted to the dtype of their space.
+
+    Raises:
+        FaultyEnvironmentError: if an object cannot be converted.
+    """
+    if isinstance(space, spaces.Dict) and isinstance(observation, Mapping):
+        return {key: numbers_in_space(space.spaces.get(key), part) for key, part in observation.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(observation, tuple):
+        return tuple(map(numbers_in_space, space, observation))
+    if not isinstance(space, FLAT) or getattr(observation, "dtype", None) != np.object_:
+        return observation
+    try:
+        return np.array(observation.tolist(), dtype=space.dtype)
+    except (TypeError, ValueError) as error:
+        raise FaultyEnvironmentError(
+            f"an observation must hold numbers of its space {space}, got {observation!r}; correct the "
+            f"environment, or wrap it"
+        ) from error
 
 
 def rows_of(batch: Any, rows: NDArray[np.int64]) -> Any:

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.data.spaces import is_text, leaves
-from rlxf.envs.spaces import check_playable, info_of, row_of
+from rlxf.envs.spaces import check_playable, info_of, numbers_in_space, row_of
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -86,7 +86,8 @@ class GymnasiumVecEnv(VecEnv):
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_playable`).
         ValueError: if env declares no autoreset mode, or reuses its observation arrays.
-        FaultyEnvironmentError: from `step`, if env resets in the same step without ``final_obs``.
+        FaultyEnvironmentError: from `step`, if env resets in the same step without ``final_obs``, or rewards
+            or flags are not of shape (N,).
     """
 
     filler_next: Any
@@ -173,8 +174,10 @@ class GymnasiumVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step all environments; the class docstring describes the results."""
-        observations, rewards, *flags, infos = self.env.step(self._actions)
-        terminated, truncated = (np.asarray(each, np.bool_) for each in flags)
+        observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
+        rewards = self._checked("rewards", np.asarray(rewards))
+        terminated = self._checked("terminations", np.asarray(terminated, np.bool_))
+        truncated = self._checked("truncations", np.asarray(truncated, np.bool_))
         ends = terminated | truncated
         self._returns += rewards
         self._lengths += ~self.filler_next
@@ -189,6 +192,15 @@ class GymnasiumVecEnv(VecEnv):
             self._mark(rows, "filler_next")
         self.last_observation = observations
         return observations, rewards.astype(np.float32), ends, rows
+
+    def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return an array of a step; raise FaultyEnvironmentError unless it has one value per environment."""
+        if values.shape != (self.num_envs,):
+            raise FaultyEnvironmentError(
+                f"{name} of {self.env} must be an array of shape {(self.num_envs,)}, got shape "
+                f"{values.shape}; correct the environment, or wrap it"
+            )
+        return values
 
     def close(self) -> None:
         """Close the vector environment."""
@@ -300,7 +312,7 @@ class GymnasiumVecEnv(VecEnv):
         seconds = round(time.time() - self._started, 6)
         for i in np.flatnonzero(ends).tolist():
             rows[i].update(_last_info(infos, i, self.num_envs))
-            rows[i]["terminal_observation"] = row_of(last, i)
+            rows[i]["terminal_observation"] = numbers_in_space(self.observation_space, row_of(last, i))
             rows[i]["TimeLimit.truncated"] = bool(truncated[i])
             if "episode" not in rows[i] or not self._has_monitor(i):
                 rows[i]["episode"] = {"r": float(self._returns[i]), "l": int(self._lengths[i]), "t": seconds}

@@ -51,6 +51,14 @@ class Backwards(BackwardsMixin, GRUGate):
     """`GRUGate` that runs the layers in reverse order."""
 
 
+@dataclass(frozen=True)
+class EvenDistances(Full):
+    """`Full` without keys at odd distances."""
+
+    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+        return (i - j) % 2 == 0
+
+
 FUSED = {
     **{type(residual).__name__: replace(CORE, residual=residual) for residual in RESIDUALS},
     "post-norm, RMSNorm": replace(CORE, norm="post", norm_type="rms_norm", final_norm=False),
@@ -124,6 +132,11 @@ def test_techniques_without_a_fused_form_use_the_general_step(spec):
 def test_a_technique_that_changes_the_passes_uses_the_general_step(monkeypatch):
     monkeypatch.setitem(TECHNIQUES, "residual", TECHNIQUES["residual"] | {"Backwards": Backwards})
     assert not is_fused(model_of(replace(CORE, residual=Backwards())))
+
+
+def test_a_pattern_with_an_overridden_rule_uses_the_general_step(monkeypatch):
+    monkeypatch.setitem(TECHNIQUES, "pattern", TECHNIQUES["pattern"] | {"EvenDistances": EvenDistances})
+    assert not is_fused(model_of(replace(CORE, pattern=EvenDistances())))
 
 
 @pytest.mark.parametrize("spec", OTHER_CACHES.values(), ids=OTHER_CACHES)

@@ -6,7 +6,17 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
-from rlxf.attention import Full, TransformerSpec, register_technique
+from rlxf.attention import (
+    BigBird,
+    Blockwise,
+    Dilated,
+    Full,
+    Longformer,
+    Strided,
+    TransformerSpec,
+    Window,
+    register_technique,
+)
 from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.registration import INTERFACES
 from rlxf.attention.registry import COMBINATORS, TECHNIQUES
@@ -145,6 +155,27 @@ def test_missing_method_is_refused():
 
     with pytest.raises(ValueError, match="Partial must define mask_mod"):
         register_technique("pattern")(Partial)
+
+
+def with_rule(kind: type[Pattern]) -> type[Pattern]:
+    """Return a subclass of a pattern with another rule."""
+    mask_mod = {"mask_mod": lambda self, i, j: i == j}
+    return dataclass(frozen=True)(type(f"My{kind.__name__}", (kind,), mask_mod))
+
+
+@pytest.mark.parametrize("kind", [Full, Window, Dilated])
+def test_rules_of_patterns_may_be_overridden(kind):
+    mine = register_technique("pattern")(with_rule(kind))
+    assert TransformerSpec(pattern=mine()).pattern.for_layer(0) == mine()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(BigBird, "for_heads"), (Blockwise, "for_heads"), (Longformer, "for_heads"), (Strided, "for_layer")],
+)
+def test_overridden_rule_without_effect_is_refused(kind, name):
+    with pytest.raises(ValueError, match=f"My{kind.__name__} overrides a rule, but inherits {name}, .* both"):
+        register_technique("pattern")(with_rule(kind))
 
 
 def test_option_without_default_is_refused():

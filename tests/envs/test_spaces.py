@@ -9,10 +9,12 @@ from rlxf.envs.spaces import (
     check_playable,
     info_of,
     nested_parts,
+    numbers_in_space,
     observation_from_nested_parts,
     row_of,
     rows_of,
 )
+from rlxf.utils.errors import FaultyEnvironmentError
 
 VECTOR, ACT = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
@@ -174,3 +176,13 @@ def test_nested_observations_are_restored_from_their_arrays_without_text():
     np.testing.assert_array_equal(found["b"], vectors)
     np.testing.assert_array_equal(choice, numbers)
     assert set(nested_parts(VECTOR, vectors, "seen")) == {"seen"}
+
+
+def test_arrays_of_objects_become_numbers_of_their_space():
+    space = spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float32)])})
+    found = numbers_in_space(space, {"pair": (2, np.array([0.5, 1], object)), "other": None})
+    assert found["pair"][0] == 2
+    assert found["pair"][1].dtype == np.float32
+    assert found["pair"][1].tolist() == [0.5, 1]
+    with pytest.raises(FaultyEnvironmentError, match=r"numbers of its space Discrete\(3\), got array"):
+        numbers_in_space(spaces.Discrete(3), np.array(None))

@@ -1,3 +1,4 @@
+import re
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from rlxf.envs.filler_rows import has_filler_rows, shows_filler_rows
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tmaze_tensor import TMazeTensor
+from rlxf.utils.errors import FaultyEnvironmentError
 from tests.envs.small_envs import VIEW, Counter
 
 SB3_MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -478,3 +480,42 @@ def test_text_of_other_processes_that_is_not_shared_warns(shared):
     )
     with expected:
         as_vec_env(env).close()
+
+
+class Altered(gymnasium.vector.VectorWrapper):
+    """Environments with a function that changes the results of a step: (observations, ..., infos) -> same."""
+
+    def __init__(self, change: Any):
+        super().__init__(SyncVectorEnv([Counter] * 3, autoreset_mode=AutoresetMode.SAME_STEP))
+        self.change = change
+
+    def step(self, actions: Any) -> Any:
+        return self.change(*super().step(actions))
+
+
+@pytest.mark.parametrize(("name", "number"), [("rewards", 1), ("terminations", 2), ("truncations", 3)])
+@pytest.mark.parametrize("shape", [(3, 1), (), (1,)])
+def test_results_of_another_shape_raise_with_their_name(name, number, shape):
+    def change(*results: Any) -> Any:
+        return *results[:number], np.zeros(shape), *results[number + 1 :]
+
+    env = as_vec_env(Altered(change))
+    env.reset()
+    expected = rf"{name} of .* shape \(3,\), got shape {re.escape(str(shape))}"
+    with pytest.raises(FaultyEnvironmentError, match=expected):
+        env.step(np.zeros(3, int))
+
+
+def end_with_objects(observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> Any:
+    """End all episodes, with a batch of Python objects as the last observations."""
+    ends = np.ones(3, bool)
+    return observations, rewards, ends, truncated, {"final_obs": observations.astype(object)}
+
+
+def test_last_observations_of_objects_have_the_dtype_of_their_space():
+    env = as_vec_env(Altered(end_with_objects))
+    env.reset()
+    observations, _, _, infos = env.step(np.zeros(3, int))
+    last = np.stack([info["terminal_observation"] for info in infos])
+    assert last.dtype == env.observation_space.dtype
+    assert (last == observations).all()

@@ -24,12 +24,13 @@ def normalizers(env: VecEnv | None, option: str) -> list[VecNormalize]:
     return [each for each in vec_wrappers(env) if isinstance(each, VecNormalize) and getattr(each, option)]
 
 
-def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
+def normalizes_observations(env: VecEnv | None, before: bool, name: str = "agent") -> bool:
     """Return True if a ``VecNormalize`` around the environments normalizes observations.
 
     Args:
         env: the environments for the next training of an agent.
         before: whether the agent learned from normalized observations before.
+        name: name of that agent for the message, such as "teacher".
 
     Warns:
         UserWarning: if it did and the observations are raw now.
@@ -37,11 +38,30 @@ def normalizes_observations(env: VecEnv | None, before: bool) -> bool:
     now = bool(normalizers(env, "norm_obs"))
     if before and not now:
         warn_user(
-            "the agent was trained on observations normalized by VecNormalize, but its environments now "
-            "return raw ones: restore the statistics with "
+            f"the {name} was trained on observations normalized by VecNormalize, but the environments now "
+            f"return raw ones: restore the statistics with "
             "agent.set_env(rlxf.training.load_normalizer(path, env))"
         )
     return now
+
+
+def check_teacher_normalization(env: VecEnv | None, normalized: bool) -> None:
+    """Check that a teacher gets observations as in its training, if ``VecNormalize`` normalized them.
+
+    Args:
+        env: the environments of the student.
+        normalized: whether the teacher learned from normalized observations.
+
+    Warns:
+        UserWarning: if it did, and the observations are raw or their statistics change.
+    """
+    changing = [each for each in normalizers(env, "norm_obs") if each.training]
+    if normalizes_observations(env, normalized, "teacher") and normalized and changing:
+        warn_user(
+            "the teacher was trained with the statistics of its VecNormalize, but those of the student's "
+            "environments change in training: restore the teacher's statistics with "
+            "rlxf.training.load_normalizer(path, env), and set training=False on the result"
+        )
 
 
 RAW = {

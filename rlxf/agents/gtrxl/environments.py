@@ -15,7 +15,7 @@ from rlxf.agents.common.environment_checks import check_step_results
 from rlxf.agents.gtrxl.observations import map_obs
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import RolloutStep
-from rlxf.envs.spaces import LOST
+from rlxf.envs.spaces import LOST, numbers_in_space
 from rlxf.envs.step_checks import check_finite
 from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
 from rlxf.export.acting_step import EnvironmentActions
@@ -146,7 +146,9 @@ class ArrayEnvs(RolloutEnvs):
                 f"info['terminal_observation'], whose value replaces later rewards: add the last observation "
                 f"of the episode, as VecEnvs of Stable-Baselines3 do"
             )
-        last = map_obs(lambda *obs: np.stack(obs), *(infos[row]["terminal_observation"] for row in rows))
+        space = self.env.observation_space
+        ends = [numbers_in_space(space, infos[row]["terminal_observation"]) for row in rows]
+        last = map_obs(lambda *obs: np.stack(obs), *ends)
         check_finite("last observation", last, step, [self.env_numbers[row] for row in rows])
         return last
 

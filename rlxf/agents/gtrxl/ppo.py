@@ -18,6 +18,7 @@ from rlxf.agents.common.arguments import (
 )
 from rlxf.agents.common.calibration import reset_calibration
 from rlxf.agents.common.captured_function import supports_graphs
+from rlxf.agents.common.environment_checks import check_teacher_normalization
 from rlxf.agents.common.episode_statistics import EpisodeStatistics
 from rlxf.agents.common.losses import Distillation, check_distillation
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
@@ -34,6 +35,7 @@ from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
+from rlxf.agents.gtrxl.own_modules import warn_of_modes
 from rlxf.agents.gtrxl.policies import check_policy, check_policy_kwargs, warn_of_flattened_images
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
@@ -153,7 +155,8 @@ class GTrXLPPO(TrainingLoop):
 
     Warns:
         UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, or
-            ``n_envs`` is chosen and ``env`` is an object with another number of environments.
+            ``n_envs`` is chosen and ``env`` is an object with another number of environments, or the features
+            extractor or a head acts in updates otherwise than in rollouts, as with dropout.
     """
 
     batch_size: int
@@ -255,6 +258,7 @@ class GTrXLPPO(TrainingLoop):
         )
         if _init_setup_model:
             warn_of_flattened_images(self.policy)
+            warn_of_modes(self.policy)
         if self.env is not None:
             self.check_env(self.env)
 
@@ -441,7 +445,8 @@ class GTrXLPPO(TrainingLoop):
                 device, or has a datastore, or actor is unknown.
 
         Warns:
-            UserWarning: if target_kl is set.
+            UserWarning: if target_kl is set, or the teacher was trained with ``VecNormalize`` and its
+                statistics are missing or change in the student's environments.
         """
         total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
         log_interval = as_log_interval(log_interval)
@@ -450,6 +455,7 @@ class GTrXLPPO(TrainingLoop):
         self.ranks.check_single_process("distill")
         if self.target_kl is not None:
             warn_user(f"distill has no KL limit, target_kl={self.target_kl} has no effect")
+        check_teacher_normalization(self.env, teacher.normalized_observations)
         self._algorithm = DistillationTraining(
             student=self.policy,
             teacher=teacher.policy,

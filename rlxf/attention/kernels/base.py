@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
-from rlxf.attention.technique import PendingTerms, SpecView, Technique
+from rlxf.attention.technique import PendingTerms, SpecView, Technique, drop_outdated
 from rlxf.utils.errors import CompilationError
 
 if TYPE_CHECKING:
@@ -219,7 +219,14 @@ class Kernel(Technique, ABC):
 
     As in every technique, ``causal_form`` says whether the causal form is the paper's or ours, and ``cost``
     is the cost in the length L.
+
+    A subclass that overrides `build` of another kernel does not inherit its `softmax_distance`, which may not
+    hold for the new module.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        drop_outdated(cls, Kernel, ["softmax_distance"], frozenset({"build"}))
 
     @abstractmethod
     def build(self, width: int, heads: int) -> AttentionKernel:

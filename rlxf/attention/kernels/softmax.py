@@ -58,7 +58,8 @@ class SoftmaxAttention(AttentionKernel):
         self.softmax1 = softmax1
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
-        is_plain = bias is None and not self.has_sink and not self.active_dropout
+        has_own_weights = type(self).weights is not SoftmaxAttention.weights
+        is_plain = bias is None and not (self.has_sink or self.active_dropout or has_own_weights)
         if is_plain and not prefers_whole_matrices(q, k):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.mask)
         weights = self.weights(q, k, bias, mask)

@@ -1,14 +1,14 @@
 """Base classes of attention patterns, sliding windows, and intersections and unions of patterns."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.technique import SpecView, Technique
+from rlxf.attention.technique import SpecView, Technique, drop_outdated
 from rlxf.attention.token_index import TokenIndex
 from rlxf.utils.checks import MAX_INT, check_int
 from rlxf.utils.errors import CompilationError
@@ -18,6 +18,12 @@ UNLIMITED = 2**62
 
 GROUP_SIZE = 64
 """Default number of queries in a group; enough to use matrix products efficiently."""
+
+
+RULES = frozenset({"mask_mod", "block_mask_mod"})
+"""Methods that define the rule of a pattern."""
+SHORTCUTS = ("sees_all", "sees_nearest", "shift_period", "candidate_keys", "within")
+"""Attributes of a pattern with which its rule need not be evaluated."""
 
 
 ByLayer = int | tuple[int, ...]
@@ -48,7 +54,14 @@ class Pattern(Technique, ABC):
 
     `mask_mod` and `max_distance` define the pattern. The other methods make it differ by layer, head or kind
     of query, or allow a faster implementation than a test of every pair.
+
+    A subclass that overrides the rule of another pattern inherits its `max_distance`, but none of its
+    `SHORTCUTS`, which may not hold for the new rule: it has the defaults of this class, or its own.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        drop_outdated(cls, Pattern, SHORTCUTS, RULES)
 
     @property
     def max_distance(self) -> int:
@@ -181,13 +194,13 @@ class CombinedPattern(Pattern):
         return None if first is None or second is None else lcm(first, second)
 
     def for_layer(self, layer: int) -> Pattern:
-        return type(self)(self.first.for_layer(layer), self.second.for_layer(layer))
+        return replace(self, first=self.first.for_layer(layer), second=self.second.for_layer(layer))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         first, second = self.first.for_heads(heads), self.second.for_heads(heads)
         number = max(len(first), len(second))
         pairs = zip(repeat_for_heads(first, number), repeat_for_heads(second, number), strict=True)
-        return tuple(type(self)(*pair) for pair in pairs)
+        return tuple(replace(self, first=one, second=other) for one, other in pairs)
 
     def group(self, i: Tensor) -> Tensor:
         """Return the groups of the first pattern."""
@@ -286,14 +299,14 @@ class Window(Pattern):
         return (i - j).abs() <= self.max_distance
 
     def for_layer(self, layer: int) -> Pattern:
-        return Window(number_in_layer(self.size, layer))
+        return replace(self, size=number_in_layer(self.size, layer))
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         return positions_near(i, self.max_distance, positions)
 
     def within(self, distance: int) -> Pattern:
         sizes = tuple(min(size, distance + 1) for size in numbers_by_layer(self.size))
-        return Window(sizes[0] if len(set(sizes)) == 1 else sizes)
+        return replace(self, size=sizes[0] if len(set(sizes)) == 1 else sizes)
 
 
 def numbers_by_layer(value: ByLayer) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Sparse Transformer's strided and fixed attention: a local rule, and one for tokens farther back."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
@@ -187,7 +187,7 @@ class SummaryColumns(Pattern):
             return (self,)
         size = (self.last - self.first) // self.parts
         ends = (self.last - head % self.parts * size for head in range(heads))
-        return tuple(SummaryColumns(self.stride, end - size, end) for end in ends)
+        return tuple(replace(self, first=end - size, last=end, parts=1) for end in ends)
 
     def group(self, i: Tensor) -> Tensor:
         """Return the block of each position, with large blocks divided into groups."""

@@ -1,6 +1,6 @@
 """Patterns `Full` and `Dilated`, and the columns of strided patterns; `Window` is in base.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -99,7 +99,8 @@ class Dilated(Pattern):
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         if self.plain_heads == 0:
             return (self,)
-        gaps, plain = Dilated(self.size, self.dilation), Dilated(self.size, 1)
+        gaps = replace(self, plain_heads=0)
+        plain = replace(gaps, dilation=1)
         return tuple(plain if head < self.plain_heads else gaps for head in range(heads))
 
     def group(self, i: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 import rlxf
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import MlpGTrXLPolicy
-from rlxf.agents.gtrxl.policies import DictExtractor
+from rlxf.agents.gtrxl.extractors import DictExtractor
 from rlxf.training import CheckpointError, linear, read_archive, write_archive
 from tests.agents.gtrxl.worlds import (
     ACTIONS,

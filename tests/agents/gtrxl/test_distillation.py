@@ -1,11 +1,13 @@
 """Online distillation of a teacher into a student, in episodes of either agent."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import BernoulliDistribution, MultiCategoricalDistribution
+from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributions import kl_divergence
 
@@ -248,6 +250,29 @@ def test_gradients_reach_the_student_and_the_projection_alone():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
     assert all(parameter.grad is None for parameter in teacher.policy.parameters())
+
+
+def normalized(training):
+    env = VecNormalize(scripts(shifted(ENVS)), norm_reward=False)
+    env.training = training
+    return env
+
+
+@pytest.mark.parametrize(
+    ("env", "warning"),
+    [
+        (scripts(shifted(ENVS)), "the teacher was trained on observations normalized .* return raw ones"),
+        (normalized(training=True), "but those of the student's environments change in training"),
+        (normalized(training=False), None),
+    ],
+    ids=["raw", "changing", "fixed"],
+)
+def test_teacher_of_normalized_observations_needs_its_statistics(env, warning):
+    student, teacher = pair(env)
+    teacher.normalized_observations = True
+    with warnings.catch_warnings() if warning is None else pytest.warns(UserWarning, match=warning):
+        warnings.simplefilter("error" if warning is None else "always")
+        student.distill(teacher, 0)
 
 
 class LosesTheFirst(BaseCallback):

@@ -53,6 +53,29 @@ def slow_value(agent, buffer, env, t, last):
         return agent.policy.heads(last_outputs(agent.policy, obs, previous, index, state))[1].item()
 
 
+class ObjectsAtTheEnd(VecEnvWrapper):
+    """Last observations of episodes are arrays of Python objects."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        *results, infos = self.venv.step_wait()
+        ended = [info for info in infos if "terminal_observation" in info]
+        for info in ended:
+            info["terminal_observation"] = info["terminal_observation"].astype(object)
+        return *results, infos
+
+
+def test_last_observations_may_be_objects():
+    rewards = []
+    for wrap in (ObjectsAtTheEnd, Recorder):
+        agent = small_agent(wrap(scripts(shifted(ENVS))), seed=0)
+        agent.learn(2 * ENVS * agent.n_steps)
+        rewards.append(agent.rollout_buffer.rewards)
+    assert torch.equal(*rewards)
+
+
 CASES = {
     "vector": lambda: scripts(shifted(ENVS)),
     "Dict and MultiDiscrete": lambda: scripts(shifted(ENVS), DICT, ACTIONS["MultiDiscrete"]),

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from rlxf.attention.kernels import softmax
-from rlxf.attention.kernels.softmax import LONGEST, SoftmaxAttention, dot_product_attention
+from rlxf.attention.kernels.softmax import LONGEST, Softmax, SoftmaxAttention, dot_product_attention
 from rlxf.utils.matrix_products import products
 
 B, H, T, D = 2, 3, 5, 4
@@ -79,3 +79,29 @@ def test_memory_of_the_scores_is_limited(fused_calls, monkeypatch):
 def test_other_devices_and_types_use_the_fused_kernel(fused_calls, other):
     attend(keys=4, **other)
     assert len(fused_calls) == 2
+
+
+class HalvedWeights(SoftmaxAttention):
+    """Attention with half of the weights of a softmax."""
+
+    def weights(self, *arguments):
+        return super().weights(*arguments) / 2
+
+
+@pytest.mark.parametrize("length", [2, LONGEST + 1])
+def test_overridden_weights_are_used_for_any_number_of_keys(length):
+    q, mask = torch.ones(1, 1, length, D), torch.zeros(1, 1, length, length)
+    y = HalvedWeights()(q, q, q, None, SimpleNamespace(mask=mask, dtype=q.dtype))
+    torch.testing.assert_close(y, q / 2)
+
+
+def test_kernel_with_another_module_is_no_softmax_over_all_keys_unless_it_says_so():
+    class Halved(Softmax):
+        def build(self, width, heads):
+            return HalvedWeights()
+
+    class Declared(Halved):
+        softmax_distance = 7
+
+    assert Halved().softmax_distance == 0
+    assert Declared().softmax_distance == 7

@@ -1,6 +1,6 @@
 """Tests of patterns: maximum distance, candidate keys, groups, periods and random blocks."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -174,6 +174,56 @@ def test_global_token_patterns_cannot_be_joined():
 def test_joined_patterns_json_round_trips():
     spec = TransformerSpec(pattern=Window(5) | Dilated(3, 2) & Blockwise(4, 3, ((0, 1, 2),)))
     assert TransformerSpec.from_json(spec.to_json()) == spec
+
+
+# Patterns that derive from others.
+
+
+def even(kind: type[Pattern]) -> type[Pattern]:
+    """Return a subclass of a pattern that hides keys at odd distances."""
+
+    @dataclass(frozen=True)
+    class Even(kind):
+        def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
+            return super().mask_mod(i, j) & ((i - j) % 2 == 0)
+
+    return Even
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Full(),
+        Window((3, 8)),
+        Dilated(4, 2),
+        Dilated(4, 2, plain_heads=1),
+        AttentionSinks(5, 3),
+        Local1D(6, 4),
+    ],
+    ids=repr,
+)
+def test_layers_and_heads_keep_an_overridden_rule(pattern):
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    own = even(type(pattern))(**vars(pattern))
+    for rule, base in zip(rules(own), rules(pattern), strict=True):
+        visible = all_pairs(base) & (distance % 2 == 0)
+        assert torch.equal(all_pairs(rule), visible)
+        assert torch.equal(all_pairs(rule.within(4)), visible & (distance.abs() <= 4))
+
+
+@pytest.mark.parametrize("pattern", [even(Full)(), even(Window)(5), even(even(Window))(5)])
+def test_overridden_rule_inherits_no_shortcuts(pattern):
+    assert not pattern.sees_all
+    assert not pattern.sees_nearest
+    assert pattern.shift_period is None
+
+
+def test_subclass_may_define_its_own_shortcuts():
+    class Near(even(Full)):
+        shift_period = 2
+
+    assert Near().shift_period == 2
+    assert not Near().sees_all
 
 
 # Windows by layer, and global tokens at given positions.
