@@ -1,7 +1,7 @@
 """Trajectories as flat arrays, and normalization of observations."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -118,6 +118,8 @@ class Trajectories:
     metadata: tuple[dict[str, Any], ...] = ()
     reference_scores: ReferenceScores | None = None
     lossy_images: bool = False
+    _validated: bool = field(default=False, init=False)
+    """True for unchanged results of `load_trajectories`, whose values were validated by the conversion."""
 
     def __repr__(self) -> str:
         ids = self.dataset_ids

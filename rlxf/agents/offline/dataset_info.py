@@ -76,9 +76,8 @@ class DatasetInfo:
         """Return the information about these trajectories.
 
         Raises:
-            DatasetError: if a return-to-go is NaN or infinite, or a file cannot hold the information.
+            DatasetError: if a file cannot hold the information.
         """
-        _check_returns(trajectories)
         spec = trajectories.eval_env_spec
         returns = trajectories.returns
         info = cls(
@@ -208,17 +207,6 @@ class DatasetInfo:
             "env_wrappers": tuple(data["env_wrappers"]),
         }
         return cls(**{**data, **fields})
-
-
-def _check_returns(trajectories: Trajectories) -> None:
-    """Raise DatasetError unless all returns-to-go are finite; those of `load_trajectories` are."""
-    finite = np.isfinite(trajectories.return_to_go)
-    if not finite.all():
-        step = int(np.argmin(finite))
-        raise DatasetError(
-            f"the return to go of step {step} is {trajectories.return_to_go[step]}; correct the rewards of "
-            f"that episode"
-        )
 
 
 def warn_of_other_returns(trajectories: Trajectories) -> None:
