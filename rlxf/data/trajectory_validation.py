@@ -78,8 +78,8 @@ def _check_offsets(offsets: NDArray[np.int64], steps: int) -> None:
     """Raise DatasetError unless offsets divide the steps into episodes of at least one step."""
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != steps or (np.diff(offsets) < 1).any():
         raise DatasetError(
-            f"offsets of the trajectories must ascend from 0 to the number of steps, {steps:,}, with at least "
-            f"one step between two of them, got {np.array2string(offsets, threshold=6)}"
+            f"offsets of the trajectories must ascend from 0 to the number of steps, {steps:,}, with at "
+            f"least one step between two of them, got {np.array2string(offsets, threshold=6)}"
         )
 
 
@@ -93,8 +93,8 @@ def _check_finite(data: "Trajectories", name: str) -> None:
     value = array.reshape(data.steps, -1)[step][~rows[step]][0]
     source = "rewards" if name == "return_to_go" else name
     raise DatasetError(
-        f"the {STEP_ARRAYS[name]} of step {step} of the trajectories is {value}; correct the {source} of that "
-        f"episode"
+        f"the {STEP_ARRAYS[name]} of step {step} of the trajectories is {value}; correct the {source} of "
+        f"that episode"
     )
 
 
@@ -126,8 +126,8 @@ def _check_actions(data: "Trajectories") -> None:
     step = int(np.argmin(((actions >= low) & (actions <= high)).all(axis=1)))
     counted = "" if isinstance(data.action_space, spaces.Box) else ", counted from 0,"
     raise DatasetError(
-        f"the action of step {step} of the trajectories{counted} is {data.actions[step].tolist()}, outside of "
-        f"{data.action_space}; correct actions or action_space"
+        f"the action of step {step} of the trajectories{counted} is {data.actions[step].tolist()}, outside "
+        f"of {data.action_space}; correct actions or action_space"
     )
 
 

@@ -209,7 +209,9 @@ class OfflineAgent(OfflineAlgorithm):
 
         Args:
             path: path of the file; ".zip" is added if it has no suffix.
-            dataset: training data; None to predict and evaluate only.
+            dataset: training data; None to predict and evaluate only. With other data than those of the
+                file, the agent keeps the normalization of observations and the ``return_scale`` of its first
+                data.
             env: as in the constructor.
             device: "auto", "cpu" or "cuda".
             sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
@@ -227,7 +229,8 @@ class OfflineAgent(OfflineAlgorithm):
             TypeError: if the constructor has no such argument.
 
         Warns:
-            UserWarning: about properties of the training data, as in the constructor.
+            UserWarning: about properties of the training data, as in the constructor; if their observations
+                or returns have a clearly different scale than those of the first data.
         """
         agent = super().load(path, dataset, device, sha256, **settings)
         if env is not None:

@@ -16,7 +16,12 @@ from rlxf.agents.common.compiled_losses import CompiledLosses
 from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import OfflineConfig, check_no_policy
-from rlxf.agents.offline.dataset_info import DatasetInfo, warn_of_other_returns
+from rlxf.agents.offline.data_warnings import (
+    warn_of_other_moments,
+    warn_of_other_returns,
+    warn_of_other_scales,
+)
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import UNCLIPPED, make_optimizer
 from rlxf.agents.offline.training_loop import OfflineTrainingLoop
@@ -99,6 +104,7 @@ class OfflineAlgorithm(OfflineTrainingLoop):
     def _warn_of_data(self, trajectories: Trajectories) -> None:
         """Warn about training data from which the agent may not learn as intended."""
         warn_of_other_returns(trajectories)
+        warn_of_other_moments(trajectories)
         warn_of_narrow_actions(trajectories)
 
     def _setup_model(self) -> None:
@@ -232,6 +238,10 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         self.policy.check_episodes(trajectories, np.arange(trajectories.episodes))
         self.policy.check_data(trajectories, self.device)
         self._warn_of_data(trajectories)
+        normalization = self.policy.features.normalization
+        warn_of_other_scales(
+            self.dataset_info, normalization, getattr(self, "return_scale", None), trajectories
+        )
         self.trajectories = trajectories
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from torch import nn
@@ -207,23 +206,6 @@ class DatasetInfo:
             "env_wrappers": tuple(data["env_wrappers"]),
         }
         return cls(**{**data, **fields})
-
-
-def warn_of_other_returns(trajectories: Trajectories) -> None:
-    """Warn if the returns-to-go are not those of the rewards, e.g. because only one of them was replaced."""
-    returns, ends = trajectories.return_to_go.astype(np.float64), trajectories.offsets[1:] - 1
-    later = np.append(returns[1:], 0.0)
-    later[ends] = 0.0
-    error = np.abs(returns - later - trajectories.rewards)
-    steps = np.flatnonzero(error > 1e-6 * np.maximum(np.abs(returns), np.abs(later)) + 1e-6)
-    if len(steps):
-        step = int(steps[0])
-        warn_user(
-            f"the rewards and the returns-to-go of the data differ in {len(steps):,} steps: in step {step}, "
-            f"the reward is {trajectories.rewards[step]:g}, and the return-to-go changes by "
-            f"{returns[step] - later[step]:g}. Agents learn from either; to replace both, use "
-            f"Trajectories.with_rewards(rewards)"
-        )
 
 
 def warn_on_version_mismatch(data_envs: Collection[str], env_id: str | None, warned: set[str]) -> None:

@@ -162,7 +162,7 @@ def test_nested_observations_act_as_their_vectors(space):
 
 
 @pytest.mark.parametrize(
-    "observation, error, message",
+    ("observation", "error", "message"),
     [
         ({"vector": np.zeros(3)}, TypeError, "the observation lacks 'number', it has 'vector'"),
         ({"number": 9, "vector": np.zeros(3)}, ValueError, r"environment 0 is \[9\], outside of Discrete"),
