@@ -28,7 +28,7 @@ from rlxf.agents.offline.training_loop import OfflineTrainingLoop
 from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.data import Trajectories, as_trajectories, check_spaces_match
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.findings import warn_of_narrow_actions
+from rlxf.data.findings import warn_of_flattened_images, warn_of_narrow_actions
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
@@ -106,6 +106,7 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         warn_of_other_returns(trajectories)
         warn_of_other_moments(trajectories)
         warn_of_narrow_actions(trajectories)
+        warn_of_flattened_images(trajectories)
 
     def _setup_model(self) -> None:
         info = self.dataset_info

@@ -100,8 +100,8 @@ def _return_differences(info: DatasetInfo, return_scale: float, trajectories: Tr
     if max(before, now) > LARGE_RATIO * min(before, now):
         first, last = info.return_range
         yield (
-            f"returns are {low:g} to {high:g}, those of the first data {first:g} to {last:g}, and both are divided "
-            f"by return_scale={return_scale:g}"
+            f"returns are {low:g} to {high:g}, those of the first data {first:g} to {last:g}, and both are "
+            f"divided by return_scale={return_scale:g}"
         )
 
 

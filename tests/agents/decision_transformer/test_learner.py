@@ -312,3 +312,21 @@ def test_returns_of_another_scale_do_not_concern_behavior_cloning(tmp_path):
     BehaviorCloning(data, device="cpu").save(tmp_path / "agent")
     other = data.with_rewards(data.rewards * 1000)
     assert warned_of(lambda: BehaviorCloning.load(tmp_path / "agent", other, device="cpu")) == []
+
+
+def test_images_that_are_encoded_as_vectors_warn():
+    data = some_trajectories(spaces.Box(0, 1, (36, 36, 1), np.float32), lengths=(2, 3))
+    (message,) = warned_of(lambda: BehaviorCloning(data, device="cpu"))
+    assert message.endswith(
+        "to 1,296 numbers, since only a uint8 Box from 0 to 255 is an image: store uint8 from 0 "
+        "to 255 to use a convolution"
+    )
+
+
+@pytest.mark.parametrize(("longest", "episode_length"), [(10_001, None), (10_000, None), (10_001, 50)])
+def test_many_embeddings_of_time_steps_warn(longest, episode_length):
+    data = some_trajectories(lengths=(2, longest))
+    settings = {"core": TINY, "context_length": 2, "episode_length": episode_length, "device": "cpu"}
+    messages = warned_of(lambda: DecisionTransformer(data, **settings))
+    assert len(messages) == (longest > 10_000 and episode_length is None)
+    assert all(f"have {longest * TINY.width:,} parameters" in message for message in messages)
