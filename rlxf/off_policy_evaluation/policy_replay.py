@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlxf.agents.common.actions import action_encoder as network_encoder
 from rlxf.agents.common.actions import to_environment
 from rlxf.data import Trajectories, action_encoder
-from rlxf.data.spaces import discrete_start, space_mismatches
+from rlxf.data.spaces import agent_mismatch, discrete_start, space_mismatches
 from rlxf.envs.wrappers import is_return_conditioned
 from rlxf.evaluation.agents import (
     check_has_predict,
@@ -26,7 +26,6 @@ from rlxf.evaluation.agents import (
 )
 from rlxf.evaluation.rollout import selects_rows
 from rlxf.evaluation.seeding import seeded_sampling
-from rlxf.utils.errors import DatasetError
 
 EPISODES_PER_BATCH = 256
 """Number of episodes that are replayed in parallel."""
@@ -95,10 +94,7 @@ def _check_spaces(agent: Any, data: Trajectories) -> None:
     else:
         mismatches = space_mismatches((data.observation_space, data.action_space), (observation, action))
     for kind, mismatch in mismatches:
-        raise DatasetError(
-            f"the agent does not fit dataset {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use a "
-            f"dataset of the task on which the agent was trained"
-        )
+        raise agent_mismatch(data.dataset_ids, kind, mismatch)
 
 
 def replay(

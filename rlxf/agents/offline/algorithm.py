@@ -26,9 +26,10 @@ from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import UNCLIPPED, make_optimizer
 from rlxf.agents.offline.training_loop import OfflineTrainingLoop
 from rlxf.agents.offline.weight_averaging import WeightAverage
-from rlxf.data import Trajectories, as_trajectories, check_spaces_match
+from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import warn_of_flattened_images, warn_of_narrow_actions
+from rlxf.data.spaces import agent_mismatch
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
@@ -235,7 +236,8 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         Raises:
             DatasetError, ValueError: if they do not suit the agent.
         """
-        check_spaces_match(self.dataset_info, trajectories.observation_space, trajectories.action_space)
+        for kind, mismatch in self.dataset_info.space_mismatches(trajectories):
+            raise agent_mismatch(trajectories.dataset_ids, kind, mismatch)
         self.policy.check_episodes(trajectories, np.arange(trajectories.episodes))
         self.policy.check_data(trajectories, self.device)
         self._warn_of_data(trajectories)
