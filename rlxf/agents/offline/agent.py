@@ -93,11 +93,7 @@ class OfflineAgent(OfflineAlgorithm):
         check_int("n_envs", n_envs)
         spec = self._env_spec(env_kwargs or {})
         if spec is None:
-            raise ValueError(
-                f"the data of {', '.join(self.dataset_info.dataset_ids)} "
-                f"{describe_missing_environment(self._recorded_envs)}: pass one, for example "
-                f"evaluate(agent, env='CartPole-v1')"
-            )
+            raise self._missing_environment("evaluate(agent, env='CartPole-v1')")
         make = partial(make_single, spec, **(env_kwargs or {}))
         env = make_vec_env_from(make, n_envs, seed, view)
         try:
@@ -106,6 +102,13 @@ class OfflineAgent(OfflineAlgorithm):
             env.close()
             raise
         return env
+
+    def _missing_environment(self, remedy: str) -> ValueError:
+        """Return the error for data without an environment, with a call that passes one."""
+        return ValueError(
+            f"the data of {', '.join(self.dataset_info.dataset_ids)} "
+            f"{describe_missing_environment(self._recorded_envs)}: pass one, for example {remedy}"
+        )
 
     def _env_spec(self, given: Collection[str]) -> EnvSpec | None:
         """Return the spec of the evaluation environment; with trust, the dataset's own, which names code."""
