@@ -146,7 +146,7 @@ class Trajectories:
     @property
     def returns(self) -> NDArray[np.float32]:
         """Return (sum of the rewards) of each episode, float32 (E,)."""
-        return self.return_to_go[self.offsets[:-1]]
+        return self.return_to_go[self.offsets[:-1]] + np.float32(0)  # 0 in place of -0
 
     def best_episodes(self, share: float) -> NDArray[np.int64]:
         """Return the numbers of the ``floor(share E)`` episodes with the highest returns, at least one.

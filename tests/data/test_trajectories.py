@@ -35,6 +35,10 @@ def test_other_rewards_have_their_own_returns(data):
         data.with_rewards([1, 2, 3])
 
 
+def test_returns_of_negative_zeros_are_zero(data):
+    assert not np.signbit(data.with_rewards(np.full(data.steps, -0.0)).returns).any()
+
+
 @pytest.mark.parametrize("piece", [1, 2**20])
 def test_other_observations_have_their_own_moments(data, piece, monkeypatch):
     monkeypatch.setattr(running_stats, "PIECE_NUMBERS", piece)
