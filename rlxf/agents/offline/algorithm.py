@@ -241,10 +241,9 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         self.policy.check_episodes(trajectories, np.arange(trajectories.episodes))
         self.policy.check_data(trajectories, self.device)
         self._warn_of_data(trajectories)
-        normalization = self.policy.features.normalization
-        warn_of_other_scales(
-            self.dataset_info, normalization, getattr(self, "return_scale", None), trajectories
-        )
+        features: Any = self.policy.features
+        return_scale = getattr(self, "return_scale", None)
+        warn_of_other_scales(self.dataset_info, features.normalization, return_scale, trajectories)
         self.trajectories = trajectories
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
