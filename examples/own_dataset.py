@@ -39,9 +39,16 @@ def recorded_log(episodes: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: np.array(column) for name, column in zip(COLUMNS, zip(*rows, strict=True), strict=True)}
 
 
-def episode_buffer(log: dict[str, np.ndarray], episode: int) -> EpisodeBuffer:
+def split_episodes(log: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Return the rows of each episode. One sort is faster than a search for the rows of each episode."""
+    order = np.argsort(log["episode"], kind="stable")
+    starts = np.flatnonzero(np.diff(log["episode"][order])) + 1
+    columns = [np.split(column[order], starts) for column in log.values()]
+    return [dict(zip(log, rows, strict=True)) for rows in zip(*columns, strict=True)]
+
+
+def episode_buffer(rows: dict[str, np.ndarray]) -> EpisodeBuffer:
     """Return one episode in the form of Minari."""
-    rows = {name: column[log["episode"] == episode] for name, column in log.items()}
     # Minari has one observation more than actions: the one after the last step. This log lacks it, as many
     # do, so the last one is repeated. Training does not use it, because no action follows.
     observations = np.concatenate([rows["observation"], rows["observation"][-1:]])
@@ -56,7 +63,7 @@ def episode_buffer(log: dict[str, np.ndarray], episode: int) -> EpisodeBuffer:
 
 def convert(log: dict[str, np.ndarray], name: str = DATASET) -> None:
     """Write the log as a Minari dataset. The environment gives the spaces, and evaluates agents later."""
-    buffers = [episode_buffer(log, episode) for episode in np.unique(log["episode"])]
+    buffers = [episode_buffer(rows) for rows in split_episodes(log)]
     minari.create_dataset_from_buffers(
         name,
         buffers,

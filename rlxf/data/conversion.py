@@ -22,7 +22,7 @@ from rlxf.data.encoders import (
     observation_encoder,
 )
 from rlxf.data.episode_file import EpisodeFile
-from rlxf.data.running_stats import observation_stats
+from rlxf.data.running_stats import add_observations, observation_stats
 from rlxf.data.spaces import check_rows_inside, discrete_sizes, tolerant_bounds
 from rlxf.data.trajectories import return_to_go
 from rlxf.utils.errors import DatasetError, RowError
@@ -185,20 +185,12 @@ class _Arrays:
         observe = observation_encoder(file.source.observation_space)  # its image channel axis may differ
         for rows in _pieces(read, observe, length, f"{where}: the observation"):
             self._observations.append(rows)
-            self._add_moments(rows)
+            if self._moments is not None:
+                add_observations(self._moments, rows)
         for rows in _pieces(partial(file.actions, episode), self._act, length, f"{where}: the action"):
             self._actions.append(rows)
         self._offsets.append(self._offsets[-1] + length)
         self._endings.append(file.ending(episode))
-
-    def _add_moments(self, rows: NDArray[Any]) -> None:
-        """Add observations to the statistics, of bytes in parts: a float64 takes eight times their memory."""
-        if self._moments is None:
-            return
-        part = -(-len(rows) * rows.itemsize // 4)
-        for start in range(0, len(rows), part):
-            values = rows[start : start + part]
-            self._moments.update(values.reshape(len(values), -1).astype(np.float64))
 
     def finish(self) -> None:
         """Write the arrays that are known only after the last episode."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlxf.data.spaces import is_text, leaves
+from rlxf.data.encoders import MIN_IMAGE_SIZE
+from rlxf.data.spaces import is_image, is_text, leaves
 from rlxf.data.step_statistics import NARROW_SHARE, ActionStatistics
 from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.warnings import warn_user
@@ -21,6 +22,8 @@ FEW_EPISODES = 10
 """With fewer episodes, the best 10% are less than one episode."""
 EQUAL_RETURNS = 1e-6
 """Relative difference up to which returns count as equal; rounding of float32 sums causes it."""
+MANY_TIME_STEPS = 10_000
+"""Length of episodes above which an embedding for each time step is reported."""
 LISTED = 8
 """Maximum number of values that a sentence lists."""
 
@@ -254,6 +257,35 @@ def text_observations(report: "DatasetReport") -> str | None:
     return f"{', '.join(texts)} is text, which is left out: an agent cannot use the information in it"
 
 
+def flattened_images(report: "DatasetReport") -> str | None:
+    """Find observations that look like images but are encoded as vectors."""
+    return _describe_flattened(report.observation_space)
+
+
+def warn_of_flattened_images(data: "Trajectories") -> None:
+    """Warn about training data with the finding `flattened_images`.
+
+    Warns:
+        UserWarning: if the observations look like images but are encoded as vectors.
+    """
+    if sentence := _describe_flattened(data.observation_space):
+        warn_user(sentence)
+
+
+def _describe_flattened(space: spaces.Space[Any]) -> str | None:
+    """Return the finding about a Box with three axes, two of them as long as those of images."""
+    shape = space.shape or ()
+    if not isinstance(space, spaces.Box) or len(shape) != 3 or is_image(space):
+        return None
+    if sorted(shape)[1] < MIN_IMAGE_SIZE:
+        return None
+    return (
+        f"observations of shape {shape} and dtype {space.dtype} are flattened to {math.prod(shape):,} "
+        f"numbers, since only a uint8 Box from 0 to 255 is an image: store uint8 from 0 to 255 to use "
+        f"a convolution"
+    )
+
+
 def no_environment(report: "DatasetReport") -> str | None:
     """Find data without an environment for evaluations."""
     if report.eval_env_id is not None:
@@ -300,6 +332,17 @@ def long_episodes(report: "DatasetReport") -> str | None:
     )
 
 
+def many_time_steps(report: "DatasetReport") -> str | None:
+    """Find episodes of so many time steps that an embedding for each of them takes much memory."""
+    longest = int(report.lengths.max())
+    if longest <= MANY_TIME_STEPS:
+        return None
+    return (
+        f"the longest episode has {longest:,} steps: a transformer over trajectories has an embedding for "
+        f"each time step; with episode_length={MANY_TIME_STEPS}, later steps share the last one"
+    )
+
+
 def _listed(values: list[int]) -> str:
     more = ["..."] if len(values) > LISTED else []
     return ", ".join([*map(str, values[:LISTED]), *more])
@@ -308,6 +351,6 @@ def _listed(values: list[int]) -> str:
 FINDINGS: tuple[Callable[["DatasetReport"], str | None], ...] = (
     *(equal_returns, missing_ends, few_episodes, no_terminations, uniform_rewards, constant_actions),
     *(narrow_actions, unused_actions, nearly_constant_features, lossy_images, text_observations),
-    *(no_environment, other_versions, long_episodes),
+    *(flattened_images, no_environment, other_versions, long_episodes, many_time_steps),
 )
 """Functions that return a sentence about a report, or None."""

@@ -12,6 +12,7 @@ from rlxf.data.dataset_source import Dataset, Source, open_source
 from rlxf.data.reference_scores import ReferenceScores, reference_scores
 from rlxf.data.spaces import is_text, leaves, space_mismatches
 from rlxf.data.trajectories import Trajectories
+from rlxf.data.trajectory_validation import check_trajectories
 from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.warnings import warn_user
@@ -65,16 +66,28 @@ def load_trajectories(
     paths = {name: folder / f"{name}.npy" for name in (*ARRAYS, *MOMENTS)}
     missing = {name for name in MOMENTS if not paths[name].exists()}
     arrays = {name: None if name in missing else open_array(path) for name, path in paths.items()}
-    return Trajectories(**arrays, **_shared_fields(sources))  # type: ignore[arg-type]
+    data = Trajectories(**arrays, **_shared_fields(sources))  # type: ignore[arg-type]
+    object.__setattr__(data, "loaded", True)  # dataclasses.replace resets it
+    return data
 
 
 def as_trajectories(
     dataset: Dataset | Sequence[Dataset] | Trajectories, download: bool = False
 ) -> Trajectories:
-    """Return `Trajectories` unchanged; load anything else with `load_trajectories`."""
-    if isinstance(dataset, Trajectories):
-        return dataset
-    return load_trajectories(dataset, download=download)
+    """Return `Trajectories` unchanged; load anything else with `load_trajectories`.
+
+    Trajectories that were not loaded by it, or were changed, are validated, which reads their arrays once.
+
+    Raises:
+        DatasetError: if an array has another dtype or shape than `Trajectories` describes, or contains a
+            value that is NaN, infinite or outside of its space. The message names the array and the step.
+            Otherwise errors as in `load_trajectories`.
+    """
+    if not isinstance(dataset, Trajectories):
+        return load_trajectories(dataset, download=download)
+    if not dataset.loaded:
+        check_trajectories(dataset)
+    return dataset
 
 
 def _check_joinable(sources: Sequence[Source]) -> None:

@@ -75,3 +75,29 @@ def observation_stats(encode: VectorEncoder | ImageEncoder) -> RunningStats | No
     columns = math.prod(encode.shape)
     is_image = isinstance(encode, ImageEncoder)
     return RunningStats(columns, 255.0, IMAGE_STD_SHARE) if is_image else RunningStats(columns)
+
+
+PIECE_NUMBERS = 2**20
+"""Number of values that are converted to float64 at once."""
+
+
+def add_observations(stats: RunningStats, rows: NDArray[Any]) -> None:
+    """Add encoded observations (n, ...) to statistics of their values, in pieces, to save memory."""
+    piece = max(1, PIECE_NUMBERS // max(1, math.prod(rows.shape[1:])))
+    for start in range(0, len(rows), piece):
+        values = rows[start : start + piece]
+        stats.update(values.reshape(len(values), -1).astype(np.float64))
+
+
+def observation_moments(
+    encode: VectorEncoder | ImageEncoder, rows: NDArray[Any]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]] | tuple[None, None]:
+    """Return mean and std of encoded observations (N, ...); None for images that pass through a convolution.
+
+    They have the shape and the rules of `rlxf.data.Trajectories`.
+    """
+    stats = observation_stats(encode)
+    if stats is None:
+        return None, None
+    add_observations(stats, rows)
+    return stats.mean.astype(np.float32).reshape(encode.shape), stats.std.reshape(encode.shape)

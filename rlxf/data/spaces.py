@@ -1,7 +1,7 @@
 """Nested spaces: their parts, flat vectors of their values, and differences between two spaces."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from typing import Any, Protocol
 
@@ -296,6 +296,20 @@ def check_spaces_match(
             f"the environment does not fit dataset {', '.join(trajectories.dataset_ids)}: {kind} space: "
             f"{mismatch}. Use the environment in which the dataset was recorded"
         )
+
+
+def agent_mismatch(dataset_ids: Sequence[str], kind: str, mismatch: str) -> DatasetError:
+    """Return the error for a dataset whose spaces differ from those of an agent.
+
+    Args:
+        dataset_ids: Minari ids of the dataset.
+        kind: "observation" or "action".
+        mismatch: description of the difference, of `space_mismatches`.
+    """
+    return DatasetError(
+        f"the agent does not fit dataset {', '.join(dataset_ids)}: {kind} space: {mismatch}. Use a dataset "
+        f"of the task on which the agent was trained"
+    )
 
 
 def space_mismatches(expected: tuple[Space, Space], actual: tuple[Space, Space]) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Trajectories as flat arrays, and normalization of observations."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlxf.data.encoders import ImageEncoder, VectorEncoder, has_image_extractor, observation_encoder
 from rlxf.data.reference_scores import ReferenceScores
+from rlxf.data.running_stats import observation_moments
 
 
 class Standardize(nn.Module):
@@ -66,7 +67,8 @@ class Trajectories:
     """E episodes of N steps in total, concatenated in flat arrays, with their metadata.
 
     `load_trajectories` makes them from Minari datasets; the arrays are then read-only memory maps.
-    ``dataclasses.replace`` replaces arrays; use `with_rewards` for rewards, which determine `return_to_go`.
+    ``dataclasses.replace`` replaces arrays; use `with_rewards` for rewards, which determine `return_to_go`,
+    and `with_observations` for observations, which determine their mean and standard deviation.
 
     A step is an observation, the action taken after it, and the reward of that action. The observation after
     the last action of an episode is not kept, since return-conditioned training does not use it.
@@ -118,6 +120,8 @@ class Trajectories:
     metadata: tuple[dict[str, Any], ...] = ()
     reference_scores: ReferenceScores | None = None
     lossy_images: bool = False
+    loaded: bool = field(default=False, init=False)
+    """True for unchanged results of `load_trajectories`, whose arrays the conversion has validated."""
 
     def __repr__(self) -> str:
         ids = self.dataset_ids
@@ -142,7 +146,7 @@ class Trajectories:
     @property
     def returns(self) -> NDArray[np.float32]:
         """Return (sum of the rewards) of each episode, float32 (E,)."""
-        return self.return_to_go[self.offsets[:-1]]
+        return self.return_to_go[self.offsets[:-1]] + np.float32(0)  # 0 in place of -0
 
     def best_episodes(self, share: float) -> NDArray[np.int64]:
         """Return the numbers of the ``floor(share E)`` episodes with the highest returns, at least one.
@@ -168,6 +172,27 @@ class Trajectories:
         sums = [return_to_go(episode) for episode in np.split(values, self.offsets[1:-1])]
         returns = np.concatenate(sums).astype(np.float32)
         return replace(self, rewards=values.astype(np.float32), return_to_go=returns)
+
+    def with_observations(self, observations: ArrayLike) -> Self:
+        """Return these trajectories with other observations, and the mean and the std of these observations.
+
+        Args:
+            observations: vectors (N, D) or images uint8 (N, C, H, W), in the encoding of
+                ``observation_space``, not normalized; other numbers than float32 are converted. If their
+                width changes, replace the space first, ``dataclasses.replace(data, observation_space=...)``.
+
+        Raises:
+            ValueError: if the shape differs, or images are not integers of 8 bits.
+        """
+        rows, shape = np.asarray(observations), (self.steps, *self.encoder.shape)
+        if rows.shape != shape or not np.can_cast(rows.dtype, self.encoder.dtype, "same_kind"):
+            raise ValueError(
+                f"observations must be {np.dtype(self.encoder.dtype)} of shape {shape}, in the encoding of "
+                f"{self.observation_space}, got {rows.dtype} of shape {rows.shape}"
+            )
+        rows = rows.astype(self.encoder.dtype, copy=False)
+        mean, std = observation_moments(self.encoder, rows)
+        return replace(self, observations=rows, observation_mean=mean, observation_std=std)
 
     def fingerprint(self) -> str:
         """Return a digest of the arrays, as 16 characters; of observations, that of at most 1,000 rows."""

@@ -236,7 +236,7 @@ def validate_targets(targets: Sequence[float], data_range: tuple[float, float] |
     """
     if not isinstance(targets, Iterable):
         raise TypeError(f"target_returns must be a sequence of numbers, such as [{targets}], got {targets!r}")
-    values = [float(target) for target in targets]
+    values = [float(target) + 0.0 for target in targets]  # 0 in place of -0
     are_finite = all(abs(value) <= FLOAT32_MAX for value in values)
     if not values or not are_finite or len(set(values)) < len(values):
         raise ValueError(

@@ -119,8 +119,7 @@ class Player:
             key = name.partition(".")[2]
             if key and not (isinstance(observation, dict) and key in observation):
                 raise ValueError(f"the observation must be a dict with the entry {key!r}")
-            value = observation[key] if key else observation
-            inputs[name], batched = self._array(name, np.asarray(value), one)
+            inputs[name], batched = self._array(name, observation[key] if key else observation, one)
         state = self.initial_state() if state is None else state
         if not isinstance(state, dict) or state.keys() != self.description["state"].keys():
             raise ValueError("state is not that of this agent: pass the one that predict returned")
@@ -129,12 +128,13 @@ class Player:
             raise ValueError("the action or the next state is NaN: an observation or the state is invalid")
         return (action if batched else action[0]), dict(zip(self.description["state"], new, strict=True))
 
-    def _array(self, name: str, value: np.ndarray, part: dict[str, Any]) -> tuple[np.ndarray, bool]:
+    def _array(self, name: str, given: Any, part: dict[str, Any]) -> tuple[np.ndarray, bool]:
         """Return an observation with an axis for the environments, and whether it already had one."""
-        shape = part["shape"]
+        value, shape = np.asarray(given), part["shape"]
         single = self.envs == 1 and list(value.shape) == shape[1:]
         if not single and list(value.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {list(value.shape)}")
+            got = "a dict: flatten it" if isinstance(given, dict) else list(value.shape)
+            raise ValueError(f"{name} must have shape {shape}, got {got}")
         check_finite(name, value)
         value = cast_in_range(name, value, part)
         return (value[None] if single else value), not single

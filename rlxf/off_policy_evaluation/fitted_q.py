@@ -158,12 +158,6 @@ def check_data(data: Trajectories, discount: float) -> None:
     """Raise ValueError or TypeError unless values can be fitted to the data with this discount."""
     check_no_large_images(data)
     ids = ", ".join(data.dataset_ids) or "the dataset"
-    finite = np.isfinite(data.rewards)
-    if not finite.all():
-        step = int(np.argmin(finite))
-        raise ValueError(
-            f"the reward of step {step} of {ids} is {data.rewards[step]}; correct the rewards of that episode"
-        )
     if not np.any(data.rewards):
         raise ValueError(
             f"all rewards of {ids} are 0, so all policies have the return 0: use data with rewards"

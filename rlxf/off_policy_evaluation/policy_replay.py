@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlxf.agents.common.actions import action_encoder as network_encoder
 from rlxf.agents.common.actions import to_environment
 from rlxf.data import Trajectories, action_encoder
-from rlxf.data.spaces import discrete_start, space_mismatches
+from rlxf.data.spaces import agent_mismatch, discrete_start, space_mismatches
 from rlxf.envs.wrappers import is_return_conditioned
 from rlxf.evaluation.agents import (
     check_has_predict,
@@ -26,10 +26,12 @@ from rlxf.evaluation.agents import (
 )
 from rlxf.evaluation.rollout import selects_rows
 from rlxf.evaluation.seeding import seeded_sampling
-from rlxf.utils.errors import DatasetError
+from rlxf.utils.warnings import warn_user
 
 EPISODES_PER_BATCH = 256
 """Number of episodes that are replayed in parallel."""
+MANY_CALLS = 100_000
+"""Number of successive calls of ``predict`` above which a replay warns."""
 ObservationLoader = Callable[[NDArray[np.int64], int], Any]
 """Maps step indices (B,) in the data and their common time step to observations for ``predict``."""
 StepFunction = Callable[[Any, Any, NDArray[np.bool_]], tuple[Tensor, Any]]
@@ -95,10 +97,7 @@ def _check_spaces(agent: Any, data: Trajectories) -> None:
     else:
         mismatches = space_mismatches((data.observation_space, data.action_space), (observation, action))
     for kind, mismatch in mismatches:
-        raise DatasetError(
-            f"the agent does not fit dataset {', '.join(data.dataset_ids)}: {kind} space: {mismatch}. Use a "
-            f"dataset of the task on which the agent was trained"
-        )
+        raise agent_mismatch(data.dataset_ids, kind, mismatch)
 
 
 def replay(
@@ -129,22 +128,44 @@ def replay(
     Raises:
         TypeError, DatasetError, ValueError: as `check_replayable`; also ValueError if ``target_return`` is
             missing, or the agent takes none.
+
+    Warns:
+        UserWarning: if more than `MANY_CALLS` calls of ``predict`` follow one another without a progress bar.
     """
     check_replayable(agent, data)
     if bool(is_return_conditioned_agent(agent)) != (target_return is not None):
         needed = "needs a target_return" if target_return is None else "takes no target_return"
         raise ValueError(f"the agent {needed}: got {target_return}")
+    calls = _successive_calls(data)
+    if not progress_bar:
+        _warn_of_many_calls(calls, data)
     returns = None if target_return is None else logged_return_to_go(data, target_return)
     load = _raw_observations(agent, data) if returns is None else _conditioned(data, returns)
     step = probability_function(agent, data.action_space) if not deterministic else None
     act = step or _predicted(agent, data.action_space, deterministic)
     actions = _empty_actions(data, step is not None)
     with seeded_sampling([agent], seed):
-        for steps, chosen in _replay_batches(agent, data, load, act, progress_bar):
+        replayed = _replay_batches(agent, data, load, act)
+        for steps, chosen in track(replayed, "replay", calls, disable=not progress_bar):
             actions[torch.from_numpy(steps)] = chosen
     exact = step is not None or (deterministic and not isinstance(data.action_space, spaces.Box))
     probability = probability_of_logged(actions, data) if exact else None
     return Replay(actions, probability, returns)
+
+
+def _successive_calls(data: Trajectories) -> int:
+    """Return the number of calls of ``predict``: the longest episode of each batch determines its calls."""
+    return int(np.sort(data.lengths)[::-1][::EPISODES_PER_BATCH].sum())
+
+
+def _warn_of_many_calls(calls: int, data: Trajectories) -> None:
+    """Warn if there are more than `MANY_CALLS` successive calls of ``predict``."""
+    if calls > MANY_CALLS:
+        warn_user(
+            f"the agent is replayed on the logged episodes with {calls:,} calls of predict, one after "
+            f"another, since episodes have up to {int(data.lengths.max()):,} steps: pass progress_bar=True "
+            f"to follow the replay, or evaluate on shorter episodes"
+        )
 
 
 def _empty_actions(data: Trajectories, has_probabilities: bool) -> Tensor:
@@ -170,13 +191,12 @@ def logged_return_to_go(data: Trajectories, target: float) -> NDArray[np.float64
 
 
 def _replay_batches(
-    agent: Any, data: Trajectories, load: ObservationLoader, act: StepFunction, progress_bar: bool
+    agent: Any, data: Trajectories, load: ObservationLoader, act: StepFunction
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Yield step indices (n,) and actions (n, ...) of all steps."""
     longest_first = np.argsort(-data.lengths, kind="stable")  # so that running episodes are a prefix
-    batches = range(0, data.episodes, EPISODES_PER_BATCH)
     logged = torch.from_numpy(np.array(data.actions))
-    for first in track(batches, "replay", disable=not progress_bar):
+    for first in range(0, data.episodes, EPISODES_PER_BATCH):
         episodes = longest_first[first : first + EPISODES_PER_BATCH]
         yield from _replay_episodes(agent, data, episodes, logged, load, act)
 

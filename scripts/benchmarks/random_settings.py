@@ -17,7 +17,7 @@ from rlxf import BehaviorCloning, DecisionTransformer, GTrXLPPO, ReturnCondition
 from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
 from rlxf.attention import XL, RoPE, TransformerSpec, Window
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES
-from rlxf.data import Trajectories, return_to_go
+from rlxf.data import Trajectories, action_encoder, return_to_go
 
 NUMBERS = (-1, 0, 1, 2, 3, 4, 8, 16, 0.5)
 """Numbers, valid or not, that occasionally replace a numeric option of a technique."""
@@ -241,7 +241,7 @@ def trajectories(actions: spaces.Space[Any]) -> Trajectories:
     rewards = rng.normal(size=10).astype(np.float32)
     return Trajectories(
         observations=rng.normal(size=(10, 3)).astype(np.float32),
-        actions=np.stack([actions.sample() for _ in range(10)]),
+        actions=action_encoder(actions)(np.stack([actions.sample() for _ in range(10)])),
         rewards=rewards,
         return_to_go=np.concatenate([*map(return_to_go, np.split(rewards, offsets[1:-1]))]).astype(
             np.float32

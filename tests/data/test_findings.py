@@ -38,6 +38,19 @@ def test_usual_data_have_no_findings():
 
 
 @pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (3, 40, 40), np.uint8),
+        spaces.Box(0, 1, (3, 7, 7), np.float32),
+        spaces.Box(0, 1, (40, 40), np.float32),
+    ],
+    ids=str,
+)
+def test_images_and_small_arrays_are_not_flattened_images(space):
+    assert "flattened_images" not in found(observation_space=space)
+
+
+@pytest.mark.parametrize(
     ("name", "sentence", "changes"),
     [
         ("equal_returns", "all 12 episodes have the return 4.5, so", {"rewards": [[1.5, 3.0], [4.5]] * 6}),
@@ -89,6 +102,11 @@ def test_usual_data_have_no_findings():
         ),
         ("lossy_images", "images are stored as JPEG", {"lossy_images": True}),
         ("text_observations", r"observation\['mission'\] is text", {"observation_space": TEXT}),
+        (
+            "flattened_images",
+            r"shape \(40, 3, 40\) and dtype float32 are flattened to 4,800 numbers",
+            {"observation_space": spaces.Box(0, 255, (40, 3, 40), np.float32)},
+        ),
         ("no_environment", "do not name their environment", {"env_ids": (), "eval_env_spec": None}),
         (
             "no_environment",
@@ -97,6 +115,11 @@ def test_usual_data_have_no_findings():
         ),
         ("other_versions", "CartPole-v0, CartPole-v1: dynamics", {"env_ids": ("CartPole-v0",)}),
         ("long_episodes", "up to 6 steps, but the time limit of the environment is 5", {"steps": 5}),
+        (
+            "many_time_steps",
+            "the longest episode has 10,001 steps: .* with episode_length=10000",
+            {"rewards": [*varied(), np.sin(np.arange(10_001))]},
+        ),
     ],
 )
 def test_findings_name_the_property_of_the_data(name, sentence, changes):

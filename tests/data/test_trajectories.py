@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlxf.data import return_to_go
+from rlxf.data import return_to_go, running_stats
 from rlxf.data.trajectories import ScaleImages, Standardize
 
 
@@ -33,6 +33,31 @@ def test_other_rewards_have_their_own_returns(data):
     np.testing.assert_array_equal(changed.rewards, rewards.astype(np.float32))
     with pytest.raises(ValueError, match=r"rewards must have the shape \(24,\), got \(3,\)"):
         data.with_rewards([1, 2, 3])
+
+
+def test_returns_of_negative_zeros_are_zero(data):
+    assert not np.signbit(data.with_rewards(np.full(data.steps, -0.0)).returns).any()
+
+
+@pytest.mark.parametrize("piece", [1, 2**20])
+def test_other_observations_have_their_own_moments(data, piece, monkeypatch):
+    monkeypatch.setattr(running_stats, "PIECE_NUMBERS", piece)
+    observations = np.random.default_rng(1).normal(size=(data.steps, 2)) * 100 + [0, 5000]
+    observations[:, 0] = 7
+    changed = data.with_observations(observations)
+    assert changed.observations.dtype == np.float32
+    np.testing.assert_allclose(changed.observation_mean, observations.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(changed.observation_std, [1, observations[:, 1].std()], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"float32 of shape \(24, 2\), .* got float64 of shape \(24, 1\)"):
+        data.with_observations(observations[:, :1])
+
+
+def test_other_images_are_bytes(data):
+    images = replace(data, observation_space=spaces.Box(0, 255, (3, 40, 40), np.uint8))
+    rows = np.zeros((24, 3, 40, 40), np.uint8)
+    assert images.with_observations(rows).observation_mean is None
+    with pytest.raises(ValueError, match=r"observations must be uint8 of shape .* got float32 of shape"):
+        images.with_observations(rows.astype(np.float32))
 
 
 def test_a_fingerprint_depends_on_each_array(data):

@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from rlxf.envs.described_env import DescribedEnv
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation import Report, TargetSweep, evaluate
+from rlxf.evaluation.episodes import validate_targets
 from tests.evaluation.test_report import rendered
 from tests.evaluation.worlds import ActionRewardEnv, Lottery, TargetFollower, vec
 
@@ -250,3 +251,7 @@ def test_targets_with_the_same_six_digits_keep_their_results():
     means = {tag: value for tag, value in sweep.scalars().items() if tag.endswith("/return_mean")}
     assert list(means.values()) == targets
     assert len(sweep.markdown().splitlines()) == 2 + len(targets)
+
+
+def test_a_target_of_negative_zero_has_no_sign():
+    assert not np.signbit(validate_targets([-0.0], None)[0])

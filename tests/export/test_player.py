@@ -171,6 +171,8 @@ def test_previous_actions_of_a_decision_transformer_are_in_range(tmp_path):
         player.predict(observation | {"previous_action": [-1, 7]})
     with pytest.raises(ValueError, match=r"time_step contains 0\.5, but only int64 values"):
         player.predict(observation | {"previous_action": [-1, 6], "time_step": [0.5]})
+    with pytest.raises(ValueError, match=r"observation must have shape \[1, 3\], got a dict: flatten it"):
+        player.predict(observation | {"previous_action": [-1, 6], "observation": {"a": np.zeros(3)}})
 
 
 def test_the_encoding_of_the_locale_is_not_used(exported):

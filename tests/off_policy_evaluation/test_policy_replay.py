@@ -1,6 +1,7 @@
 """Tests of `replay`: actions, states and conditions equal those of acting step by step."""
 
 import random
+import warnings
 from functools import partial
 
 import gymnasium
@@ -16,7 +17,7 @@ from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl.network_step import CompiledStep
 from rlxf.data import DatasetError, load_trajectories
 from rlxf.envs import make_vec_env
-from rlxf.off_policy_evaluation import replay
+from rlxf.off_policy_evaluation import policy_replay, replay
 from rlxf.off_policy_evaluation.networks import StepActions
 from rlxf.off_policy_evaluation.policy_replay import logged_return_to_go
 from tests.datasets import ID, record_cartpole, record_random
@@ -242,3 +243,21 @@ def test_unsuitable_agents_are_rejected(data):
     )
     with pytest.raises(ValueError, match="persists across episodes"):
         replay(persistent, data)
+
+
+@pytest.mark.parametrize(
+    ("most", "progress_bar", "warns"), [(10, False, True), (11, False, False), (10, True, False)]
+)
+def test_many_successive_calls_warn(data, monkeypatch, no_progress_bars, most, progress_bar, warns):
+    """Episodes of 9, 6, 2 and 1 steps, two at a time, need 9 + 2 calls."""
+    monkeypatch.setattr(policy_replay, "EPISODES_PER_BATCH", 2)
+    monkeypatch.setattr(policy_replay, "MANY_CALLS", most)
+    agent = transformer(data)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        replay(agent, data, target_return=20.0, progress_bar=progress_bar)
+    messages = [str(each.message) for each in found]
+    assert (
+        any("with 11 calls of predict" in each and "pass progress_bar=True" in each for each in messages)
+        == warns
+    )

@@ -295,6 +295,8 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
     def _environments(self, env: str | gymnasium.Env | VectorEnv | VecEnv | None, n_envs: int) -> VecEnv:
         """Return the environments of `learn_online` as a VecEnv."""
         if env is None:
+            if self._env_spec(()) is None:
+                raise self._missing_environment("learn_online(..., env='CartPole-v1')")
             return self.make_env(n_envs, self.seed, view=ActionReplay)
         if isinstance(env, str):
             return make_vec_env(env, n_envs, self.seed)

@@ -98,11 +98,7 @@ class OfflineAgent(OfflineAlgorithm):
         check_int("n_envs", n_envs)
         spec = self._env_spec(env_kwargs or {})
         if spec is None:
-            raise ValueError(
-                f"the data of {', '.join(self.dataset_info.dataset_ids)} "
-                f"{describe_missing_environment(self._recorded_envs)}: pass one, for example "
-                f"evaluate(agent, env='CartPole-v1')"
-            )
+            raise self._missing_environment("evaluate(agent, env='CartPole-v1')")
         make = partial(make_single, spec, **(env_kwargs or {}))
         env = make_vec_env_from(make, n_envs, seed, view)
         try:
@@ -111,6 +107,13 @@ class OfflineAgent(OfflineAlgorithm):
             env.close()
             raise
         return env
+
+    def _missing_environment(self, remedy: str) -> ValueError:
+        """Return the error for data without an environment, with a call that passes one."""
+        return ValueError(
+            f"the data of {', '.join(self.dataset_info.dataset_ids)} "
+            f"{describe_missing_environment(self._recorded_envs)}: pass one, for example {remedy}"
+        )
 
     def _env_spec(self, given: Collection[str]) -> EnvSpec | None:
         """Return the spec of the evaluation environment; with trust, the dataset's own, which names code."""
@@ -214,7 +217,9 @@ class OfflineAgent(OfflineAlgorithm):
 
         Args:
             path: path of the file; ".zip" is added if it has no suffix.
-            dataset: training data; None to predict and evaluate only.
+            dataset: training data; None to predict and evaluate only. With other data than those of the
+                file, the agent keeps the normalization of observations and the ``return_scale`` of its first
+                data.
             env: as in the constructor.
             device: "auto", "cpu" or "cuda".
             sha256: expected SHA-256 of the file in hexadecimal digits, from a trusted source. It is compared
@@ -234,7 +239,8 @@ class OfflineAgent(OfflineAlgorithm):
             TypeError: if the constructor has no such argument.
 
         Warns:
-            UserWarning: about properties of the training data, as in the constructor.
+            UserWarning: about properties of the training data, as in the constructor; if their observations
+                or returns have a clearly different scale than those of the first data.
         """
         agent = super().load(path, dataset, device, sha256, **settings)
         if env is not None:

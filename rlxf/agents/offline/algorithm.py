@@ -16,14 +16,20 @@ from rlxf.agents.common.compiled_losses import CompiledLosses
 from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import OfflineConfig, check_no_policy
-from rlxf.agents.offline.dataset_info import DatasetInfo, warn_of_other_returns
+from rlxf.agents.offline.data_warnings import (
+    warn_of_other_moments,
+    warn_of_other_returns,
+    warn_of_other_scales,
+)
+from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.optimizer_step import UNCLIPPED, make_optimizer
 from rlxf.agents.offline.training_loop import OfflineTrainingLoop
 from rlxf.agents.offline.weight_averaging import WeightAverage
-from rlxf.data import Trajectories, as_trajectories, check_spaces_match
+from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.findings import warn_of_narrow_actions
+from rlxf.data.findings import warn_of_flattened_images, warn_of_narrow_actions
+from rlxf.data.spaces import agent_mismatch
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group
@@ -99,7 +105,9 @@ class OfflineAlgorithm(OfflineTrainingLoop):
     def _warn_of_data(self, trajectories: Trajectories) -> None:
         """Warn about training data from which the agent may not learn as intended."""
         warn_of_other_returns(trajectories)
+        warn_of_other_moments(trajectories)
         warn_of_narrow_actions(trajectories)
+        warn_of_flattened_images(trajectories)
 
     def _setup_model(self) -> None:
         info = self.dataset_info
@@ -228,10 +236,14 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         Raises:
             DatasetError, ValueError: if they do not suit the agent.
         """
-        check_spaces_match(self.dataset_info, trajectories.observation_space, trajectories.action_space)
+        for kind, mismatch in self.dataset_info.space_mismatches(trajectories):
+            raise agent_mismatch(trajectories.dataset_ids, kind, mismatch)
         self.policy.check_episodes(trajectories, np.arange(trajectories.episodes))
         self.policy.check_data(trajectories, self.device)
         self._warn_of_data(trajectories)
+        features: Any = self.policy.features
+        return_scale = getattr(self, "return_scale", None)
+        warn_of_other_scales(self.dataset_info, features.normalization, return_scale, trajectories)
         self.trajectories = trajectories
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

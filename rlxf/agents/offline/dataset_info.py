@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from torch import nn
@@ -76,9 +75,8 @@ class DatasetInfo:
         """Return the information about these trajectories.
 
         Raises:
-            DatasetError: if a return-to-go is NaN or infinite, or a file cannot hold the information.
+            DatasetError: if a file cannot hold the information.
         """
-        _check_returns(trajectories)
         spec = trajectories.eval_env_spec
         returns = trajectories.returns
         info = cls(
@@ -208,34 +206,6 @@ class DatasetInfo:
             "env_wrappers": tuple(data["env_wrappers"]),
         }
         return cls(**{**data, **fields})
-
-
-def _check_returns(trajectories: Trajectories) -> None:
-    """Raise DatasetError unless all returns-to-go are finite; those of `load_trajectories` are."""
-    finite = np.isfinite(trajectories.return_to_go)
-    if not finite.all():
-        step = int(np.argmin(finite))
-        raise DatasetError(
-            f"the return to go of step {step} is {trajectories.return_to_go[step]}; correct the rewards of "
-            f"that episode"
-        )
-
-
-def warn_of_other_returns(trajectories: Trajectories) -> None:
-    """Warn if the returns-to-go are not those of the rewards, e.g. because only one of them was replaced."""
-    returns, ends = trajectories.return_to_go.astype(np.float64), trajectories.offsets[1:] - 1
-    later = np.append(returns[1:], 0.0)
-    later[ends] = 0.0
-    error = np.abs(returns - later - trajectories.rewards)
-    steps = np.flatnonzero(error > 1e-6 * np.maximum(np.abs(returns), np.abs(later)) + 1e-6)
-    if len(steps):
-        step = int(steps[0])
-        warn_user(
-            f"the rewards and the returns-to-go of the data differ in {len(steps):,} steps: in step {step}, "
-            f"the reward is {trajectories.rewards[step]:g}, and the return-to-go changes by "
-            f"{returns[step] - later[step]:g}. Agents learn from either; to replace both, use "
-            f"Trajectories.with_rewards(rewards)"
-        )
 
 
 def warn_on_version_mismatch(data_envs: Collection[str], env_id: str | None, warned: set[str]) -> None:

@@ -48,15 +48,7 @@ class EncodedObservation:
         values = observation if batched else batch_of_one(observation)
         if not isinstance(space, spaces.Dict | spaces.Tuple):
             return cls(torch.as_tensor(encode_observations(values, dataset_info), device=device), batched)
-        encoder = observation_encoder(space)
-        with _as_environment_error("observation"):
-            rows = encoder(values)
-        if rows.shape[1:] != encoder.shape:
-            raise ValueError(
-                f"a part of the observation has another shape than in the dataset: the parts have "
-                f"{rows.shape[1]} numbers, those of the dataset {encoder.shape[0]}: {ADVICE}"
-            )
-        return cls(torch.as_tensor(rows, device=device), batched)
+        return cls(torch.as_tensor(_encode_nested(values, dataset_info), device=device), batched)
 
     def episode_starts(self, episode_start: Any) -> Tensor:
         """Return a mask (E,) of the environments at the first step of an episode; None marks none of them.
@@ -90,8 +82,12 @@ class ConditionedObservation(EncodedObservation):
     ) -> "ConditionedObservation":
         """Encode an observation of a `ReturnToGo` wrapper, of a single environment or of E environments.
 
+        Its ``observation`` is of the dataset's space, or, for a Dict or a Tuple, the flat vector of
+        `ReturnToGo`.
+
         Raises:
-            TypeError: if ``observation`` is not a mapping with the keys of `ReturnToGo`.
+            TypeError: if ``observation`` is not a mapping with the keys of `ReturnToGo`, or a Dict or a Tuple
+                lacks a part.
             ValueError: if the shape of a part differs from that of `ReturnToGo` for the dataset.
             FaultyEnvironmentError: if a number in it is NaN or infinite, the previous action is invalid, or a
                 time step is negative.
@@ -99,7 +95,8 @@ class ConditionedObservation(EncodedObservation):
         _check_keys(observation)
         batched = np.ndim(observation["return_to_go"]) == 2
         axis = ... if batched else None
-        parts = {key: np.asarray(value)[axis] for key, value in observation.items()}
+        parts = {key: np.asarray(observation[key])[axis] for key in KEYS if key != "observation"}
+        parts["observation"] = _encode_conditioned(observation["observation"], batched, dataset_info)
         _check_parts(parts, dataset_info)
         return_to_go = parts["return_to_go"].reshape(-1).astype(np.float32)
         if not np.isfinite(return_to_go).all():
@@ -107,7 +104,7 @@ class ConditionedObservation(EncodedObservation):
             raise FaultyEnvironmentError(f"the return-to-go of environment {row} is {return_to_go[row]}")
         tensor = partial(torch.as_tensor, device=device)
         return cls(
-            observations=tensor(encode_observations(parts["observation"], dataset_info)),
+            observations=tensor(parts["observation"]),
             return_to_go=tensor(return_to_go),
             previous_action=tensor(_encode_previous_actions(parts["previous_action"], dataset_info)),
             time_steps=tensor(parts["time_step"].reshape(-1).astype(np.int64)),
@@ -190,7 +187,10 @@ def _is_array_batch(space: spaces.Space[Any], values: Any, where: str) -> bool:
     return axes > space_axes
 
 
-ADVICE = "pass observations of the environment of the data, without rlxf.envs.ReturnToGo"
+ADVICE = (
+    "pass observations of the environment of the data; only agents with a target return take those of "
+    "rlxf.envs.ReturnToGo"
+)
 """End of the messages about observations of another structure."""
 
 
@@ -209,6 +209,34 @@ def encode_observations(values: NDArray[Any], dataset_info: DatasetInfo) -> NDAr
         )
     with _as_environment_error("observation"):
         return encoder(values)
+
+
+def _encode_conditioned(values: Any, batched: bool, dataset_info: DatasetInfo) -> NDArray[Any]:
+    """Encode the ``observation`` of a `ReturnToGo`, or of the dataset's space, as rows (E, ...).
+
+    Raises the errors of `ConditionedObservation.encode`.
+    """
+    space = dataset_info.observation_space
+    if not (isinstance(space, spaces.Dict | spaces.Tuple) and isinstance(values, Mapping | tuple)):
+        return encode_observations(np.asarray(values)[... if batched else None], dataset_info)
+    if _is_batch(space, values) != batched:
+        raise ValueError(
+            "observation and return_to_go must both have a batch axis, for several environments, or both none"
+        )
+    return _encode_nested(values if batched else batch_of_one(values), dataset_info)
+
+
+def _encode_nested(values: Any, dataset_info: DatasetInfo) -> NDArray[Any]:
+    """Encode E values of a Dict or a Tuple as rows (E, D); errors as in `encode_observations`."""
+    encoder = observation_encoder(dataset_info.observation_space)
+    with _as_environment_error("observation"):
+        rows = encoder(values)
+    if rows.shape[1:] != encoder.shape:
+        raise ValueError(
+            f"a part of the observation has another shape than in the dataset: the parts have "
+            f"{rows.shape[1]} numbers, those of the dataset {encoder.shape[0]}: {ADVICE}"
+        )
+    return rows
 
 
 def initial_actions(dataset_info: DatasetInfo, envs: int, device: torch.device) -> Tensor:
@@ -243,7 +271,7 @@ def _check_parts(parts: Mapping[str, NDArray[Any]], dataset_info: DatasetInfo) -
         "return_to_go": (1,),
         "time_step": (1,),
         "previous_action": dataset_info.action_space.shape or (),
-        "observation": parts["observation"].shape[1:],  # checked when it is encoded
+        "observation": parts["observation"].shape[1:],  # checked by its encoding
     }
     for key, shape in shapes.items():
         if parts[key].shape != (envs, *shape):

@@ -25,7 +25,9 @@ from rlxf.attention import Transformer, TransformerSpec
 from rlxf.attention.dropout import Dropout
 from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.data import Trajectories, WindowBatch, Windows
+from rlxf.data.findings import MANY_TIME_STEPS
 from rlxf.training.json_rules import Rule, number, whole
+from rlxf.utils.warnings import warn_user
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights, as in GPT-2."""
@@ -73,10 +75,17 @@ class TrajectoryConfig(OfflineConfig):
         return 1
 
     def settings_from_data(self, data: Trajectories) -> dict[str, Any]:
-        """Return the scale of returns, and the number of time-step embeddings."""
+        """Return the scale of returns, and the number of time-step embeddings.
+
+        Warns:
+            UserWarning: if the number of time-step embeddings is derived and large.
+        """
+        longest = int(data.lengths.max())
+        if self.episode_length is None:
+            _warn_of_embeddings(longest, self.core.width)
         derived = {
             "return_scale": default_return_scale(data),
-            "episode_length": int(data.lengths.max()),
+            "episode_length": longest,
         }
         return {name: value for name, value in derived.items() if getattr(self, name) is None}
 
@@ -95,6 +104,16 @@ class TrajectoryConfig(OfflineConfig):
 def default_return_scale(data: Trajectories) -> float:
     """Return the population standard deviation of the return-to-go over all steps; 1 if it is 0."""
     return float(np.std(data.return_to_go, dtype=np.float64)) or 1.0
+
+
+def _warn_of_embeddings(episode_length: int, width: int) -> None:
+    """Warn if there are more than `MANY_TIME_STEPS` time-step embeddings of this width."""
+    if episode_length > MANY_TIME_STEPS:
+        warn_user(
+            f"the longest episode has {episode_length:,} steps, so the embeddings of time steps have "
+            f"{episode_length * width:,} parameters, and the optimizer twice as many numbers. With, for "
+            f"example, episode_length={MANY_TIME_STEPS}, later steps share the last embedding"
+        )
 
 
 class StepTokens(nn.Module):

@@ -286,7 +286,7 @@ def test_nonfinite_values_of_offline_training(place, value, made, monkeypatch):
 def test_nonfinite_rewards_in_data(value):
     data = offline.some_trajectories()
     data.return_to_go[7] = value
-    with pytest.raises(DatasetError, match="return to go of step 7 is"):
+    with pytest.raises(DatasetError, match="return to go of step 7 of the trajectories is"):
         DecisionTransformer(data)
 
 

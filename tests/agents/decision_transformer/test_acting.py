@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from rlxf.data import Windows
+from rlxf.envs.spaces import map_parts
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
     CORES,
     LENGTHS,
+    NESTED,
     OBSERVATIONS,
     K,
     replayed,
@@ -141,6 +144,36 @@ def test_images_may_be_channels_first():
     observation = shown(agent.trajectories, np.array([4]))
     channels_first = observation | {"observation": np.moveaxis(observation["observation"], -1, 1)}
     np.testing.assert_array_equal(agent.predict(channels_first)[0], agent.predict(observation)[0])
+
+
+NESTED_SPACES = {"Dict": NESTED, "Tuple": spaces.Tuple(NESTED.values())}
+
+
+@pytest.mark.parametrize("space", NESTED_SPACES.values(), ids=NESTED_SPACES)
+def test_nested_observations_act_as_their_vectors(space):
+    agent = small_agent(some_trajectories(space))
+    encoder, steps = agent.trajectories.encoder, np.array([4, 9])
+    nested = encoder.decode(agent.trajectories.observations[steps])
+    given = shown(agent.trajectories, steps) | {"observation": nested}
+    expected, _ = agent.predict(given | {"observation": encoder(nested)})
+    np.testing.assert_array_equal(agent.predict(given)[0], expected)
+    single, _ = agent.predict(map_parts(given, lambda part: part[0]))
+    np.testing.assert_allclose(single, expected[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("observation", "error", "message"),
+    [
+        ({"vector": np.zeros(3)}, TypeError, "the observation lacks 'number', it has 'vector'"),
+        ({"number": 9, "vector": np.zeros(3)}, ValueError, r"environment 0 is \[9\], outside of Discrete"),
+        ({"number": [1], "vector": np.zeros((1, 3))}, ValueError, "observation and return_to_go must both"),
+    ],
+)
+def test_wrong_nested_observations_are_named(observation, error, message):
+    agent = small_agent(some_trajectories(NESTED))
+    single = {key: value[0] for key, value in shown(agent.trajectories, np.array([4])).items()}
+    with pytest.raises(error, match=message):
+        agent.predict(single | {"observation": observation})
 
 
 def test_predict_disables_dropout():

@@ -311,6 +311,12 @@ def test_make_env_without_environment_names_the_alternative():
         small_agent().make_env(2)
 
 
+def test_learn_online_without_environment_names_its_argument():
+    agent = small_agent(objective=MaximumEntropy())
+    with pytest.raises(ValueError, match=r"pass one, for example learn_online\(\.\.\., env='CartPole-v1'\)"):
+        agent.learn_online(9, target_return=1.0)
+
+
 def test_set_env_requires_return_to_go(cartpole):
     agent = DecisionTransformer(cartpole, context_length=3, device="cpu")
     with pytest.raises(TypeError, match="is not a return-conditioned VecEnv: make a VecEnv"):

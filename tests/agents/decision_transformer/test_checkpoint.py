@@ -283,7 +283,7 @@ def test_an_altered_file_is_not_blamed_on_other_settings(tmp_path):
 
 def test_load_refuses_a_dataset_of_other_spaces(tmp_path):
     small_agent().save(tmp_path / "agent.zip")
-    with pytest.raises(DatasetError, match="action space"):
+    with pytest.raises(DatasetError, match="the agent does not fit dataset test/small-v0: action space"):
         DecisionTransformer.load(
             tmp_path / "agent.zip", some_trajectories(action_space=ACTIONS["Discrete"]), device="cpu"
         )

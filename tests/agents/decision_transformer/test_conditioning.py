@@ -285,9 +285,7 @@ def test_elastic_history_refuses_a_memory():
 @pytest.mark.parametrize("conditioning", [*PREDICTED.values(), ElasticHistory()], ids=str)
 def test_equal_returns_are_refused(conditioning, tmp_path):
     data = some_trajectories()
-    ones = np.ones_like(data.rewards)
-    data = replace(data, rewards=ones / np.repeat(data.lengths, data.lengths))
-    data = replace(data, return_to_go=np.concatenate([np.linspace(1, 0, n) for n in data.lengths]))
+    data = data.with_rewards(1 / np.repeat(data.lengths, data.lengths))
     with pytest.raises(ValueError, match=r"predicts the return, but all . episodes have the return 1, so"):
         small_agent(data, conditioning=conditioning)
     small_agent(conditioning=conditioning).save(tmp_path / "agent.zip")

@@ -272,3 +272,61 @@ def test_returns_of_other_rewards_warn(tmp_path):
     assert warned_of(lambda: DecisionTransformer.load(tmp_path / "agent", changed, device="cpu")) == [message]
     assert message.startswith("the rewards and the returns-to-go of the data differ in 1 steps: in step 2,")
     assert "use Trajectories.with_rewards(rewards)" in message
+
+
+def scaled_observations(data, scale=1000, shift=5000):
+    return data.observations * np.float32(scale) + np.float32(shift)
+
+
+def test_moments_of_other_observations_warn():
+    data, settings = some_trajectories(lengths=(20, 30)), {"core": TINY, "context_length": 2, "device": "cpu"}
+    rows = scaled_observations(data)
+    (message,) = warned_of(lambda: DecisionTransformer(replace(data, observations=rows), **settings))
+    assert "are not those of the observations: 3 of 3 features differ, and feature 0 has the mean" in message
+    assert message.endswith("use Trajectories.with_observations(observations)")
+    assert warned_of(lambda: DecisionTransformer(data.with_observations(rows), **settings)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda data: data.with_observations(scaled_observations(data)),
+            "of observations, 3 of 3",
+        ),
+        (lambda data: data.with_observations(scaled_observations(data, 0.01, 0)), "observations, 3 of 3"),
+        (lambda data: data.with_rewards(data.rewards * 1000), "both are divided by return_scale="),
+        (lambda data: data.with_rewards(data.rewards * 2), None),
+    ],
+)
+def test_loading_with_data_of_another_scale_warns(tmp_path, change, expected):
+    data = some_trajectories(lengths=(20, 30))
+    DecisionTransformer(data, core=TINY, context_length=2, device="cpu").save(tmp_path / "agent")
+    messages = warned_of(lambda: DecisionTransformer.load(tmp_path / "agent", change(data), device="cpu"))
+    assert len(messages) == (expected is not None)
+    assert all(expected in message and "build a new agent" in message for message in messages)
+
+
+def test_returns_of_another_scale_do_not_concern_behavior_cloning(tmp_path):
+    data = some_trajectories(lengths=(20, 30))
+    BehaviorCloning(data, device="cpu").save(tmp_path / "agent")
+    other = data.with_rewards(data.rewards * 1000)
+    assert warned_of(lambda: BehaviorCloning.load(tmp_path / "agent", other, device="cpu")) == []
+
+
+def test_images_that_are_encoded_as_vectors_warn():
+    data = some_trajectories(spaces.Box(0, 1, (36, 36, 1), np.float32), lengths=(2, 3))
+    (message,) = warned_of(lambda: BehaviorCloning(data, device="cpu"))
+    assert message.endswith(
+        "to 1,296 numbers, since only a uint8 Box from 0 to 255 is an image: store uint8 from 0 "
+        "to 255 to use a convolution"
+    )
+
+
+@pytest.mark.parametrize(("longest", "episode_length"), [(10_001, None), (10_000, None), (10_001, 50)])
+def test_many_embeddings_of_time_steps_warn(longest, episode_length):
+    data = some_trajectories(lengths=(2, longest))
+    settings = {"core": TINY, "context_length": 2, "episode_length": episode_length, "device": "cpu"}
+    messages = warned_of(lambda: DecisionTransformer(data, **settings))
+    assert len(messages) == (longest > 10_000 and episode_length is None)
+    assert all(f"have {longest * TINY.width:,} parameters" in message for message in messages)
