@@ -294,7 +294,10 @@ def has_curriculum(env: VecEnv) -> bool:
     """Return whether all environments are `CurriculumEnv`, also those in processes of Gymnasium."""
     if isinstance(innermost_env(env), AsyncVectorEnv):  # its environments are not asked for their wrappers
         return all(env.env_method("has_wrapper_attr", "begin_evaluation"))
-    return all(env.env_is_wrapped(CurriculumEnv))
+    try:
+        return all(env.env_is_wrapped(CurriculumEnv))
+    except NotImplementedError:  # not an environment of `make_vec_env`
+        return False
 
 
 def check_curriculum(curriculum: Any) -> None:

@@ -119,8 +119,10 @@ def _innermost(env: EnvLike) -> set[int]:
     if isinstance(env, str):
         return set()
     inner = innermost_env(env) if isinstance(env, VecEnv) else env.unwrapped
-    envs = [inner] if isinstance(inner, gymnasium.Env) else getattr(inner, "envs", [inner])
-    return {id(each.unwrapped) for each in envs}
+    envs = [inner] if isinstance(inner, gymnasium.Env) else getattr(inner, "envs", None)
+    if not isinstance(envs, list | tuple):
+        envs = [inner]
+    return {id(getattr(each, "unwrapped", each)) for each in envs}
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:

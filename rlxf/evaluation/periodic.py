@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rlxf.evaluation.rollout import uncompiled_steps
-from rlxf.utils.checks import MAX_INT64, check_int, check_not_negative
+from rlxf.utils.checks import as_whole_number, check_not_negative
 
 TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
 """SB3's output formats for text. They write an empty row if a picture is excluded."""
@@ -44,12 +44,12 @@ class PeriodicCallback(BaseCallback):
             that it raises ends the call and the training, e.g. after Ctrl-C.
 
     Raises:
-        TypeError: if every_steps is not an int, or budget not a number.
-        ValueError: if every_steps is less than 1, or budget is negative or NaN.
+        TypeError: if every_steps or budget is not a number.
+        ValueError: if every_steps is less than 1 or has a fraction, or budget is negative or NaN.
     """
 
     def __init__(self, every_steps: int, budget: float | None = None):
-        check_int("every_steps", every_steps, most=MAX_INT64)
+        every_steps = as_whole_number("every_steps", every_steps)
         if budget is not None and budget != math.inf:
             check_not_negative("budget", budget)
         super().__init__()

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlxf.experiments.columns import listed
 from rlxf.experiments.curves import Curve, describe_metrics, find_curve, hold_last_values, metrics_of
-from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.runs import AGENT, Run
+from rlxf.utils.run_files import MEAN_RETURN
 from rlxf.utils.tables import printable
 from rlxf.utils.warnings import warn_user
 

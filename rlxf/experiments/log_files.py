@@ -30,11 +30,9 @@ from rlxf.experiments.columns import (
 )
 from rlxf.training.serialization import load_json
 from rlxf.utils.files import read_bounded
-from rlxf.utils.run_files import PROGRESS
+from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.warnings import warn_user
 
-MEAN_RETURN = "eval/mean_reward"
-"""Metric of the mean return of an evaluation."""
 STEP_COLUMNS = ("time/total_timesteps", "total_timesteps", "timesteps", "steps", "step")
 """Names of the column of steps, by priority."""
 MONITOR, EVALUATIONS = "monitor.csv", "evaluations.npz"

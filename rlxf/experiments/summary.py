@@ -29,14 +29,13 @@ from rlxf.experiments.figures import (
 )
 from rlxf.experiments.groups import Group
 from rlxf.experiments.jobs import ExperimentError
-from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.runs import unit_of
 from rlxf.experiments.task_table import can_end_early, task_table
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import write_file
-from rlxf.utils.run_files import PROGRESS
+from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.tables import Table, printable
 
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")

@@ -18,13 +18,12 @@ import numpy as np
 from rlxf.experiments.curves import describe_metrics, find_curve, find_points, metrics_of
 from rlxf.experiments.execution import locked, run_job, stop_all
 from rlxf.experiments.jobs import ExperimentError, Job
-from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import SweepPlan
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import make_folder
-from rlxf.utils.run_files import CONFIG, EVALUATION
+from rlxf.utils.run_files import CONFIG, EVALUATION, MEAN_RETURN
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial

@@ -6,7 +6,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.plan import COMMANDS
 from rlxf.experiments.search_space import (
     Choices,
@@ -21,6 +20,7 @@ from rlxf.experiments.search_space import (
 from rlxf.experiments.sweep_plan import DIRECTIONS, Pruning, SweepPlan, fixed_options, iterate_entries
 from rlxf.experiments.toml_files import MAX_RUNS, PlanError, TomlReader, read_toml
 from rlxf.utils.names import did_you_mean
+from rlxf.utils.run_files import MEAN_RETURN
 
 TRAINED = tuple(command for command in COMMANDS if command != "baseline random")
 SPACES = ("gtrxl", "dt")

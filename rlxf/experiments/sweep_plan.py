@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlxf.experiments.log_files import MEAN_RETURN
 from rlxf.experiments.search_space import SearchSpace
 from rlxf.experiments.toml_files import PlanError, TomlReader
+from rlxf.utils.run_files import MEAN_RETURN
 from rlxf.utils.toml import read_text
 
 DIRECTIONS = ("maximize", "minimize")

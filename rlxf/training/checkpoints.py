@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.distributed import process_group
-from rlxf.utils.checks import check_int
+from rlxf.utils.checks import as_whole_number
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import make_folder, sync_folder
 from rlxf.utils.signals import StopRequest
@@ -42,8 +42,8 @@ class CheckpointFolder:
         keep: number of checkpoints that are kept; the oldest are removed.
 
     Raises:
-        TypeError: if keep is not an integer.
-        ValueError: if keep is less than 1.
+        TypeError: if keep is not a number.
+        ValueError: if keep is less than 1 or has a fraction.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class CheckpointFolder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))  # a string is accepted
-        check_int("keep", self.keep)
+        object.__setattr__(self, "keep", as_whole_number("keep", self.keep))
 
     def file(self, step: int) -> Path:
         """Return the path of the checkpoint after ``step`` steps; it need not exist."""

@@ -6,6 +6,8 @@ FRAME = re.compile(r"[╭╮╰╯│─]|[+|]?-{3,}[+|]?|^ *\||\| *$", re.MULTI
 """Pattern of the frame of an error message of tyro, also without Unicode."""
 TITLE = "Value error"
 """Title of a frame, which is no part of the message."""
+FRAMED_END = re.compile(rf"^(╭.*| *{TITLE} *)\n([│╰ ].*\n|\s*\n)*\Z", re.MULTILINE)
+"""Pattern of a frame at the end of an output: its title, and lines that all belong to it."""
 HELP = ("For full helptext", "Argument helptext:")
 """Starts of the lines after a message, which refer to the help text."""
 
@@ -20,11 +22,7 @@ def one_line_error(text: str) -> str:
 
 def last_message(text: str) -> str:
     """Return the last line of an output that is no frame, or the message in the frame at its end."""
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    unframed = [FRAME.sub(" ", line).strip() for line in lines]
-    ends_with_frame = bool(lines) and (not unframed[-1] or unframed[-1].startswith(HELP))
-    frame = max(text.rfind("╭"), text.rfind(TITLE))
-    if ends_with_frame and frame >= 0:
-        return one_line_error(text[frame:])
-    written = [line for line, content in zip(lines, unframed, strict=True) if content]
+    if framed := FRAMED_END.search(text):
+        return one_line_error(framed.group())
+    written = [line.strip() for line in text.split("\n") if FRAME.sub(" ", line).strip()]
     return written[-1].strip("│ ").removeprefix("rlxf: ") if written else ""

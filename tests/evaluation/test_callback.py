@@ -16,6 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from rlxf.evaluation import EvaluationCallback, evaluate, periodic
+from rlxf.evaluation.environment import is_trained_in
 from tests.evaluation.worlds import ActionRewardEnv, Countdown, learner, vec
 
 
@@ -161,8 +162,9 @@ def test_arguments_less_than_one_raise(given):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"every_steps": 1.5}, TypeError, "every_steps must be a whole number, got 1.5"),
-        ({"every_steps": math.nan}, TypeError, "every_steps must be a whole number, got nan"),
+        ({"every_steps": 1.5}, ValueError, "every_steps must be a whole number, got 1.5"),
+        ({"every_steps": math.nan}, ValueError, "every_steps must be a whole number, got nan"),
+        ({"every_steps": "9"}, TypeError, "every_steps must be a whole number, got '9'"),
         ({"budget": -1}, ValueError, "budget must not be negative, got -1"),
         ({"budget": math.nan}, ValueError, "budget must be finite, got nan"),
         ({"env": "CartPoleX-v9"}, ValueError, "unknown environment id 'CartPoleX-v9'; similar ids: CartPole"),
@@ -198,6 +200,19 @@ def test_the_training_environment_is_refused(wrap):
         agent.learn(32, EvaluationCallback(wrap(agent.get_env()), 2, 8))
     assert agent.num_timesteps == 0
     assert evaluate(agent, wrap(agent.get_env()), 2).episodes == 2, "allowed after the training"
+
+
+def test_vector_environments_may_hold_other_objects():
+    """``envs`` of a vector environment of the user's own may hold simulators."""
+    env = vec(Countdown(3))
+    agent = learner(env)
+    env.envs = [object()]
+    assert not is_trained_in(agent, vec(Countdown(3)))
+    assert is_trained_in(agent, env)
+
+
+def test_intervals_may_be_integral_floats():
+    assert EvaluationCallback(Countdown(), every_steps=1e4).every_steps == 10_000
 
 
 # End of the training

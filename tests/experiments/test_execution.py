@@ -78,13 +78,13 @@ def test_a_run_is_trained_once(tmp_path):
     assert (Path(job.folder) / "completed.json").stat().st_mtime_ns == made
 
 
-@pytest.mark.faults
 def test_experiments_are_imported_without_fcntl():
     """Windows does not have this module."""
     code = "import sys; sys.modules['fcntl'] = None; import rlxf.experiments.execution"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.faults
 def test_modules_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("rlxf", "numpy", "gymnasium"):
@@ -322,8 +322,13 @@ rlxf: an earlier line
         ),
         ("rlxf: one\n│ two │\n╰─────╯\n".encode(), "two"),
         ("rlxf: one\n╰─────╯\n".encode(), "one"),
+        (b"rlxf: Value error of a task\n-----\n| time | 3 |\n-----\n", "| time | 3 |"),
+        (FRAMED + b"step 1\nstep 2\n-----\n", "step 2"),
     ],
-    ids=["empty", "prefix", "binary", "long", "frame", "frame in ASCII", "end of a frame", "frame only"],
+    ids=[
+        *("empty", "prefix", "binary", "long", "frame", "frame in ASCII", "end of a frame", "frame only"),
+        *("table", "lines after a frame"),
+    ],
 )
 def test_the_message_at_the_end_of_a_log(tmp_path, content, line):
     (tmp_path / "log").write_bytes(content)

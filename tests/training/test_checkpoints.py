@@ -210,7 +210,7 @@ def test_background_error_is_raised_once():
 def test_invalid_arguments_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         CheckpointFolder(tmp_path, keep=0)
-    with pytest.raises(TypeError, match="keep must be a whole number"):
+    with pytest.raises(ValueError, match="keep must be a whole number"):
         CheckpointFolder(tmp_path, keep=1.5)
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="every_seconds must be at least 0"):

@@ -7,7 +7,7 @@ from numbers import Integral
 import numpy as np
 import pytest
 
-from rlxf.utils.checks import check_between, is_number
+from rlxf.utils.checks import as_whole_number, check_between, is_number
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,21 @@ def test_bools_are_no_numbers():
     assert not any(map(is_number, (True, np.True_, "1", None, 1j)))
     assert is_number(np.int64(1), Integral)
     assert not is_number(1.0, Integral)
+
+
+@pytest.mark.parametrize("number", [1e2, np.int64(100), np.float32(100)], ids=repr)
+def test_whole_numbers_of_other_types_are_ints(number):
+    assert type(as_whole_number("steps", number, least=1)) is int
+    assert as_whole_number("steps", number, least=1) == 100
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, np.float64(2.5), math.nan, math.inf, -1e5, 1e300], ids=repr)
+def test_other_numbers_are_not_whole_numbers(number):
+    with pytest.raises(ValueError, match=r"^steps must be .*, got "):
+        as_whole_number("steps", number, least=1)
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(1), "5", None, [5]], ids=repr)
+def test_other_types_are_not_whole_numbers(value):
+    with pytest.raises(TypeError, match=r"^steps must be a whole number, got "):
+        as_whole_number("steps", value, least=1)

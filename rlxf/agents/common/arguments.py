@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from stable_baselines3.common.utils import get_system_info
 
-from rlxf.utils.checks import MAX_INT64, check_int
+from rlxf.utils.checks import MAX_INT64, as_whole_number
 from rlxf.utils.dtypes import to_builtin
 from rlxf.utils.names import did_you_mean
 
@@ -121,20 +121,6 @@ def as_python_number(value: Any, whole: bool) -> Any:
     """Convert a scalar of NumPy, and an integral float if the number is whole; return other values as is."""
     value = to_builtin(value)
     return int(value) if whole and isinstance(value, float) and value.is_integer() else value
-
-
-def as_whole_number(name: str, value: Any, least: int) -> int:
-    """Return an integer, or another number with an integral value such as 1e5, as an int.
-
-    Raises:
-        TypeError: if the value is not a number.
-        ValueError: if it has a fraction, is not finite, or is less than ``least``.
-    """
-    number = as_python_number(value, whole=True)
-    if isinstance(number, float):
-        raise ValueError(f"{name} must be a whole number, got {number}")
-    check_int(name, number, least, MAX_INT64)
-    return int(number)
 
 
 def as_log_interval(value: Any) -> int:

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import as_log_interval, as_whole_number, reject_unknown_arguments
+from rlxf.agents.common.arguments import as_log_interval, reject_unknown_arguments
 from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.common.episode_statistics import statistics_from_json, statistics_to_json, unused_seed
 from rlxf.agents.common.training_env import warn_of_ignored_n_envs
@@ -38,7 +38,7 @@ from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
-from rlxf.utils.checks import check_not_negative
+from rlxf.utils.checks import as_whole_number, check_not_negative
 
 ONLINE_ENVS = 8
 """Default number of environments of `learn_online`."""

@@ -16,7 +16,7 @@ from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.inspection import gate_activations
 from rlxf.attention.token_index import EMPTY
-from rlxf.utils.checks import check_int
+from rlxf.utils.checks import as_whole_number
 from rlxf.utils.tensorboard import record_for_tensorboard, writes_tensorboard
 
 
@@ -38,9 +38,8 @@ class RolloutCallback(BaseCallback):
     model: GTrXLPPO
 
     def __init__(self, every_rollouts: int):
-        check_int("every_rollouts", every_rollouts)
         super().__init__()
-        self.every_rollouts = every_rollouts
+        self.every_rollouts = as_whole_number("every_rollouts", every_rollouts)
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, GTrXLPPO):

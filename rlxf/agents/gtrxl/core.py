@@ -5,7 +5,6 @@ from typing import Any
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import as_whole_number
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.cores import check_state, check_token_by_token
 from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
@@ -13,6 +12,7 @@ from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.residuals.base import Residual
 from rlxf.envs.filler_rows import has_filler_rows, shows_filler_rows
 from rlxf.envs.specs import spec_of
+from rlxf.utils.checks import as_whole_number
 from rlxf.utils.warnings import warn_user
 
 AGENT = "GTrXLPPO"

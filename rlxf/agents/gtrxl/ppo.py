@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlxf.agents.common.arguments import (
     as_log_interval,
-    as_whole_number,
     check_device,
     reject_unknown_arguments,
 )
@@ -44,6 +43,7 @@ from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.gtrxl.training_loop import TrainingLoop
 from rlxf.attention import TransformerSpec
 from rlxf.training.distributed import process_group
+from rlxf.utils.checks import as_whole_number
 from rlxf.utils.warnings import warn_user
 
 

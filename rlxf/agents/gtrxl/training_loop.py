@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import as_log_interval, as_whole_number
+from rlxf.agents.common.arguments import as_log_interval
 from rlxf.agents.common.datastore import TRAINING_REASON, check_no_datastore
 from rlxf.agents.common.environment_checks import (
     check_observations,
@@ -36,6 +36,7 @@ from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.worker_vec_env import restart_counts
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
+from rlxf.utils.checks import as_whole_number
 from rlxf.utils.tensorboard import writes_tensorboard
 from rlxf.utils.warnings import warn_user
 

@@ -272,7 +272,7 @@ def check_storable(name: str, value: Any) -> None:
     Raises:
         TypeError: if its class is no frozen dataclass, or one of its fields is no JSON value.
     """
-    parameters = getattr(type(value), "__dataclass_params__", None)
+    parameters = vars(type(value)).get("__dataclass_params__")  # not that of a base class
     if parameters is None or not parameters.frozen:
         raise TypeError(
             f"{name} must be an object of a frozen dataclass, whose fields files hold, got {value!r}: write "

@@ -30,6 +30,7 @@ from rlxf.training import Archive
 from rlxf.training.process_group import ProcessGroup
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
+from rlxf.utils.checks import as_whole_number
 from rlxf.utils.tensorboard import writes_tensorboard
 
 
@@ -152,7 +153,7 @@ class OfflineTrainingLoop(ValidatedAlgorithm):
         resume_from: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Run the training loop with the given update and windows; arguments as in `learn`."""
-        steps = arguments.as_whole_number("steps", steps, least=1)
+        steps = as_whole_number("steps", steps, least=1)
         log_interval = arguments.as_log_interval(log_interval)
         steps, run = self._restore_start(steps, resume_from, checkpoint.read_resumable_run)
         counts = {"num_timesteps": self.num_timesteps, "n_updates": self._n_updates, "steps": steps}

@@ -13,7 +13,6 @@ from stable_baselines3.common.logger import configure
 from rlxf import GTrXLPPO, evaluate, import_sb3
 from rlxf.agents.common.arguments import (
     UnsupportedArgument,
-    as_whole_number,
     check_device,
     load_settings,
     reject_unknown_arguments,
@@ -223,24 +222,6 @@ def test_starts_are_not_read_if_there_is_a_state():
     """Reading a mask would wait for an accelerator in each step."""
     unreadable = torch.ones(2, dtype=torch.bool, device="meta")
     MissingStateWarning().record_start("state", unreadable, given=True)
-
-
-@pytest.mark.parametrize("number", [1e2, np.int64(100), np.float32(100)], ids=repr)
-def test_whole_numbers_of_other_types_are_ints(number):
-    assert type(as_whole_number("steps", number, least=1)) is int
-    assert as_whole_number("steps", number, least=1) == 100
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5, np.float64(2.5), math.nan, math.inf, -1e5, 1e300], ids=repr)
-def test_other_numbers_are_not_whole_numbers(number):
-    with pytest.raises(ValueError, match=r"^steps must be .*, got "):
-        as_whole_number("steps", number, least=1)
-
-
-@pytest.mark.parametrize("value", [True, np.bool_(1), "5", None, [5]], ids=repr)
-def test_other_types_are_not_whole_numbers(value):
-    with pytest.raises(TypeError, match=r"^steps must be a whole number, got "):
-        as_whole_number("steps", value, least=1)
 
 
 @pytest.mark.parametrize("number", [1e2, np.int64(100)], ids=repr)

@@ -150,6 +150,11 @@ class Changeable(Undecorated):
     pass
 
 
+class Inherited(UniformSteps):
+    def __init__(self, power):
+        object.__setattr__(self, "power", power)
+
+
 @dataclass(frozen=True)
 class Unstorable(Imitation):
     steps: frozenset = frozenset()
@@ -160,9 +165,10 @@ class Unstorable(Imitation):
     [
         ({"sampling": Undecorated()}, r"sampling must be an object of a frozen dataclass.*class Undecorated"),
         ({"sampling": Changeable()}, r"sampling must be an object of a frozen dataclass.*class Changeable"),
+        ({"sampling": Inherited(2)}, r"sampling must be an object of a frozen dataclass.*class Inherited"),
         ({"objective": Unstorable()}, r"objective must have fields that are numbers.*got Unstorable"),
     ],
-    ids=["no dataclass", "not frozen", "no JSON value"],
+    ids=["no dataclass", "not frozen", "no decorator", "no JSON value"],
 )
 def test_objects_that_files_cannot_hold_are_refused_before_the_training(settings, message):
     with pytest.raises(TypeError, match=message):

@@ -97,7 +97,7 @@ def test_second_training_continues_count():
 def test_every_rollouts_below_one_is_rejected(callback):
     with pytest.raises(ValueError, match="every_rollouts must be at least 1, got 0"):
         callback(every_rollouts=0)
-    with pytest.raises(TypeError, match=r"every_rollouts must be a whole number, got 1\.5"):
+    with pytest.raises(ValueError, match=r"every_rollouts must be a whole number, got 1\.5"):
         callback(every_rollouts=1.5)
 
 
