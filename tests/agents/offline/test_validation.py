@@ -220,7 +220,7 @@ def test_the_callback_needs_held_out_episodes():
         agent.validation_losses()
     with pytest.raises(ValueError, match="every_steps must be at least 1, got 0"):
         BestValidationCallback(0)
-    with pytest.raises(TypeError, match=r"every_steps must be a whole number, got 1\.5"):
+    with pytest.raises(ValueError, match=r"every_steps must be a whole number, got 1\.5"):
         BestValidationCallback(every_steps=1.5)
 
 
