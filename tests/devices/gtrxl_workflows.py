@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from torch import Tensor, nn
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.agents.common.losses import Distillation
+from rlxf.agents.gtrxl import MlpGTrXLPolicy
 from rlxf.agents.gtrxl.callbacks import AttentionMapCallback, HistogramCallback, MemoryCallback
 from rlxf.attention import ACT, CALM, KNN, KNNLM, SPALM, DepthAdaptive, Full, StreamingXL, Window
 from rlxf.collection.behavior_policy import BehaviorPolicy
@@ -33,7 +36,7 @@ from tests.agents.gtrxl.worlds import (
     shifted,
     small_core,
 )
-from tests.devices.agents import acted, gtrxl_agent
+from tests.devices.agents import SIZES, acted, gtrxl_agent
 from tests.devices.workflows import (
     Numbers,
     Workflow,
@@ -234,6 +237,37 @@ class Crashing(VecEnvWrapper):
         return obs, rewards, dones, infos
 
 
+class PartlyOnDevice(BaseFeaturesExtractor):
+    """Extractor with a layer that is on a device before the policy, and one that is not."""
+
+    def __init__(self, observation_space: spaces.Space[Any], device: str):
+        super().__init__(observation_space, features_dim=4)
+        self.pretrained = nn.Linear(3, 5).to(device)
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.layer(self.pretrained(observations).tanh())
+
+
+class HeadsOnDevice(MlpGTrXLPolicy):
+    """Policy whose action head is on the device of the extractor before the policy."""
+
+    def build_heads(self, log_std_init: float) -> None:
+        super().build_heads(log_std_init)
+        self.action_net.to(self.features_extractor_kwargs["device"])
+
+
+def own_modules(device: str) -> Numbers:
+    """Train an agent with modules that are on the device before the policy."""
+    extractor = {
+        "features_extractor_class": PartlyOnDevice,
+        "features_extractor_kwargs": {"device": device},
+    }
+    settings = SIZES | {"core": small_core(), "learning_rate": 1e-4, "device": device}
+    one = GTrXLPPO(HeadsOnDevice, scripts(shifted(2)), policy_kwargs=extractor, **settings)
+    return weights(one.learn(8))
+
+
 def tensors(device: str, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> TMazeTensor:
     """Return environments of tensors on a device."""
     return TMazeTensor(2, 3, autoreset_mode=mode, device=device)
@@ -285,6 +319,7 @@ WORKFLOWS: dict[str, Workflow] = {
     "evaluation, ACT": acts(core=replace(small_core(), depth=ACT())),
     "evaluation, DepthAdaptive": acts(core=replace(small_core(layers=3), depth=DepthAdaptive())),
     "state-dependent noise": learns(actions="Box", use_sde=True, sde_sample_freq=3),
+    "own modules": own_modules,
     "micro-batches": learns(gradient_accumulation_steps=2, env=partial(choosing, "MultiBinary")),
     "bf16-mixed": learns(precision="bf16-mixed", learning_rate=1e-5, env=partial(choosing, "MultiDiscrete")),
     "Discrete from 2": learns(env=partial(choosing, "Discrete from 2")),

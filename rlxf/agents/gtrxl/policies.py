@@ -9,6 +9,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
 
 from rlxf.agents.gtrxl.extractors import DictExtractor
+from rlxf.agents.gtrxl.own_modules import check_initial_values, warn_of_modes
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.utils.warnings import warn_user
 
@@ -85,6 +86,20 @@ def check_policy_kwargs(policy_kwargs: Any) -> None:
             f"policy_kwargs must be a dict of arguments of the policy, such as "
             f"{{'normalize_images': False}}, got {policy_kwargs!r}"
         )
+
+
+def check_new_policy(policy: GTrXLPolicy) -> None:
+    """Check the weights and modules of a policy that is not loaded from a file, which replaces the weights.
+
+    Raises:
+        ValueError: if values are not 0.
+
+    Warns:
+        UserWarning: if the policy flattens images, or a module acts in updates otherwise than in rollouts.
+    """
+    check_initial_values(policy)
+    warn_of_flattened_images(policy)
+    warn_of_modes(policy)
 
 
 SMALLEST_IMAGE = 36

@@ -19,9 +19,7 @@ from rlxf.agents.common.precision import Precision, mixed_precision
 from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.gtrxl.action_heads import make_action_head
 from rlxf.agents.gtrxl.core import check_exits
-from rlxf.agents.gtrxl.extractors import BUILT_IN_EXTRACTORS
 from rlxf.agents.gtrxl.network_step import CompiledStep
-from rlxf.agents.gtrxl.own_modules import check_features, check_heads
 from rlxf.agents.gtrxl.recurrent_policy import PersistentPolicyState, RecurrentPolicy, RecurrentPolicyState
 from rlxf.agents.gtrxl.sb3_arguments import SB3_POLICY_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde
@@ -61,11 +59,9 @@ class GTrXLPolicy(RecurrentPolicy):
             with Adam.
 
     Raises:
-        ValueError: if the features extractor does not support the observations, e.g. images are too small; if
-            its output, or that of a head, has a wrong shape or dtype, or first values are not 0; or if
+        ValueError: if the features extractor does not support the observations, e.g. images are too small, or
             ``use_sde`` is True and the actions are not Box.
-        TypeError: if a head is missing, or the value head is not a `PopArtHead`. For unknown arguments. For
-            those of SB3's policies the message names the alternative.
+        TypeError: for unknown arguments. For those of SB3's policies the message names the alternative.
     """
 
     extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -109,9 +105,6 @@ class GTrXLPolicy(RecurrentPolicy):
         self.core, self.persist_memory_across_episodes = core, persist_memory_across_episodes
         self.features_extractor = self.make_features_extractor()
         features = self.features_extractor.features_dim
-        if type(self.features_extractor) not in BUILT_IN_EXTRACTORS:
-            extract = partial(self.extract_features, features_extractor=self.features_extractor)
-            check_features(self.features_extractor, features, observation_space, extract)
         self.token = _scaled(orthogonal_linear(features, core.width), max(1, core.width / features) ** 0.5)
         actions = spaces.utils.flatdim(action_space)
         self.action_token = (
@@ -119,8 +112,6 @@ class GTrXLPolicy(RecurrentPolicy):
         )
         self.transformer = core.build()
         self.build_heads(log_std_init)
-        if type(self).build_heads is not GTrXLPolicy.build_heads:
-            check_heads(self)
         flat = spaces.utils.flatdim(observation_space)
         self.reconstruction_net = nn.Linear(core.width, flat) if reconstruct else None
         self.optimizer = optimizer_class(self.parameters(), lr=lr_schedule(1), **optimizer_kwargs)  # type: ignore

@@ -34,8 +34,8 @@ from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
 from rlxf.agents.gtrxl.network_step import CompiledStep
-from rlxf.agents.gtrxl.own_modules import warn_of_modes
-from rlxf.agents.gtrxl.policies import check_policy, check_policy_kwargs, warn_of_flattened_images
+from rlxf.agents.gtrxl.own_modules import check_own_modules
+from rlxf.agents.gtrxl.policies import check_new_policy, check_policy, check_policy_kwargs
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.sb3_arguments import PPO_SB3_ARGUMENTS
 from rlxf.agents.gtrxl.state_dependent_noise import check_sde
@@ -148,10 +148,12 @@ class GTrXLPPO(TrainingLoop):
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        ValueError: if an argument is invalid (the message names allowed values), or if the device does not
-            exist, where SB3 would silently use the CPU.
-        TypeError: if an argument has another type, a space is not supported, or for unknown arguments. For
-            those of SB3's PPO and RecurrentPPO the message names the alternative.
+        ValueError: if an argument is invalid (the message names allowed values), if the device does not
+            exist, where SB3 would silently use the CPU, or if an output of the features extractor or of a
+            head has a wrong shape or dtype, or first values are not 0.
+        TypeError: if an argument has another type, a space is not supported, a head is missing, the value
+            head is not a `PopArtHead`, or for unknown arguments. For those of SB3's PPO and RecurrentPPO
+            the message names the alternative.
 
     Warns:
         UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, or
@@ -257,8 +259,7 @@ class GTrXLPPO(TrainingLoop):
             _init_setup_model=_init_setup_model,
         )
         if _init_setup_model:
-            warn_of_flattened_images(self.policy)
-            warn_of_modes(self.policy)
+            check_new_policy(self.policy)
         if self.env is not None:
             self.check_env(self.env)
 
@@ -276,6 +277,7 @@ class GTrXLPPO(TrainingLoop):
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.lr_schedule, **own, **self.policy_kwargs
         ).to(self.device)
+        check_own_modules(self.policy)
         if self._compiles:
             self.policy.network_step = CompiledStep(self.device.type)
         self._algorithm = self._ppo_training()

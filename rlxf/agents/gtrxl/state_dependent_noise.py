@@ -85,7 +85,7 @@ def check_sde(use_sde: bool, action_space: Space) -> None:
 def mean_action_std(log_std: Tensor) -> Tensor:
     """Return the mean standard deviation of actions, given the log deviations of a policy.
 
-    Those of independent noise have the shape (A,). Those of `StateDependentNoise` have the shape (C, A), and
-    the result is for features of variance 1.
+    Those of independent noise have the shape (A,), or all dimensions share one number. Those of
+    `StateDependentNoise` have the shape (C, A), and the result is for features of variance 1.
     """
-    return (2 * log_std).exp().view(-1, log_std.shape[-1]).sum(0).sqrt().mean()
+    return torch.atleast_2d((2 * log_std).exp()).sum(0).sqrt().mean()

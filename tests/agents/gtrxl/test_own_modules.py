@@ -132,6 +132,36 @@ def test_heads_of_another_type_are_refused(replace, message):
         agent_of(type("Mine", (Heads,), {"replace": replace}))
 
 
+def set_log_std(*shape):
+    return lambda policy, width: setattr(policy, "log_std", nn.Parameter(torch.zeros(shape)))
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 2), ()], ids=str)
+def test_actions_may_share_a_standard_deviation(shape):
+    mine = type("Mine", (Heads,), {"replace": set_log_std(*shape)})
+    agent = agent_of(mine, actions="Box")
+    assert agent.policy.mean_std().item() == 1
+    agent.learn(64)
+    assert agent.policy.log_std.shape == shape
+    assert agent.policy.log_std.any()
+
+
+@pytest.mark.parametrize(
+    ("use_sde", "shape"), [(False, (3,)), (False, (2, 2)), (True, (1,)), (True, (16, 1))]
+)
+def test_standard_deviations_of_another_shape_are_refused(use_sde, shape):
+    mine = type("Mine", (Heads,), {"replace": set_log_std(*shape)})
+    with pytest.raises(ValueError, match="log_std of Mine must have the shape"):
+        agent_of(mine, actions="Box", use_sde=use_sde)
+
+
+def test_first_values_do_not_matter_for_a_file(tmp_path):
+    agent = agent_of(type("Mine", (Heads,), {}))
+    agent.learn(64).save(tmp_path / "agent.zip")
+    other = type("Mine", (Heads,), {"replace": set_value_net(PopArtHead)})
+    assert same(parameters(agent), parameters(GTrXLPPO.load(tmp_path / "agent.zip", policy=other)))
+
+
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_heads_of_the_right_size_are_accepted(actions):
     assert agent_of(Heads, actions=actions).policy.value_net.training
@@ -152,3 +182,16 @@ def test_layers_that_depend_on_the_mode_give_a_warning(layer):
         UserWarning, match=rf"features_extractor.layers.1 is {type(layer).__name__}.*ratio of PPO"
     ):
         agent_of(layers=[layer])
+
+
+class Frozen(nn.BatchNorm1d):
+    """Layer that remains in evaluation mode."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def test_frozen_layers_give_no_warning(recwarn):
+    agent = agent_of(layers=[Frozen(5)])
+    assert not [each for each in recwarn if "ratio of PPO" in str(each.message)]
+    assert all(module.training for module in agent.policy.modules())
