@@ -19,7 +19,7 @@ from rlxf.cli import main, output, progress
 from rlxf.cli.evaluated_training import default_interval
 from rlxf.cli.output import PipeSafeConsole, exit_with
 from rlxf.cli.progress import LineDisplay, PanelDisplay, ProgressState
-from rlxf.evaluation import EvaluationCallback, callback
+from rlxf.evaluation import EvaluationCallback, periodic
 from tests.cli.running import refused, train
 from tests.datasets import ID, record_cartpole
 
@@ -193,7 +193,7 @@ class Shown(LineDisplay):
 def test_the_rate_and_the_remaining_time_do_not_include_evaluations(monkeypatch):
     """A step takes a second: 40 steps take 40 seconds, and 4 evaluations take 400."""
     clock, shown = Clock(), Shown()
-    monkeypatch.setattr(callback, "time", clock)
+    monkeypatch.setattr(periodic, "time", clock)
     monkeypatch.setattr(progress, "time", clock)
 
     class Second(BaseCallback):

@@ -366,7 +366,7 @@ def unknown_technique(documents):
         (swap("settings", {}), "settings lacks 'learning_rate'"),
         (swap("observation_space", {"type": "Sphere"}), "cannot build its agent.*Sphere"),
         (swap("progress", {}), "progress lacks 'num_timesteps'"),
-        (swap("policy", ["MlpGTrXLPolicy"]), "cannot build its agent|user-defined policy"),
+        (swap("policy", ["MlpGTrXLPolicy"]), "policy must be the name of a class"),
         (
             lambda documents: documents["agent"]["settings"].update(
                 policy_kwargs={"a": {"class": "os.system"}}
