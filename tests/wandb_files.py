@@ -16,7 +16,7 @@ def records(folder: Path) -> list[Any]:
     """Return the records of all offline runs in the folder of a run, in order."""
     from wandb.proto import wandb_internal_pb2
 
-    files = sorted(folder.glob("wandb/*/*.wandb"))
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     return [
         wandb_internal_pb2.Record.FromString(data) for file in files for data in _parts(file.read_bytes())
     ]
