@@ -120,13 +120,22 @@ class Trajectories:
     metadata: tuple[dict[str, Any], ...] = ()
     reference_scores: ReferenceScores | None = None
     lossy_images: bool = False
-    loaded: bool = field(default=False, init=False)
-    """True for unchanged results of `load_trajectories`, whose arrays the conversion has validated."""
+    _loaded: bool = field(default=False, init=False)  # set by load_trajectories, reset by replace
 
     def __repr__(self) -> str:
         ids = self.dataset_ids
         sources = f"{len(ids)} datasets" if len(ids) > 1 else "".join(ids) or "no dataset id"
         return f"Trajectories({sources}: {self.episodes:,} episodes, {self.steps:,} steps)"
+
+    @property
+    def loaded(self) -> bool:
+        """True for unchanged results of `load_trajectories`, whose arrays the conversion has validated.
+
+        It is False if an array is writable, as those of deep copies and of unpickled trajectories are.
+        """
+        return self._loaded and not any(
+            isinstance(array, np.ndarray) and array.flags.writeable for array in vars(self).values()
+        )
 
     @property
     def steps(self) -> int:

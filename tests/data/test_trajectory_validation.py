@@ -1,5 +1,7 @@
 """Tests of the validation of trajectories that were not loaded from a dataset."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -81,3 +83,13 @@ def test_loaded_trajectories_are_notloaded_again(minari_root, monkeypatch):
     assert as_trajectories(loaded) is loaded
     with pytest.raises(ZeroDivisionError):
         as_trajectories(replace(loaded))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+def test_writable_copies_of_loaded_trajectories_are_validated(minari_root, copied):
+    record_random()
+    data = copied(load_trajectories(ID))
+    assert not data.loaded
+    data.observations[5, 0] = np.nan
+    with pytest.raises(DatasetError, match="the observation of step 5 of the trajectories is nan"):
+        as_trajectories(data)
