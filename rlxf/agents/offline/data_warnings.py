@@ -1,5 +1,6 @@
 """Warnings about training data whose statistics do not fit their arrays or the agent."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,8 +13,10 @@ from rlxf.data.running_stats import add_observations, observation_stats
 from rlxf.data.trajectories import Standardize
 from rlxf.utils.warnings import warn_user
 
-SAMPLED_STEPS = 100_000
-"""Largest number of steps from which the moments of observations are estimated."""
+SAMPLED_STEPS, LEAST_SAMPLED_STEPS = 100_000, 1_000
+"""Largest number of steps from which the moments of observations are estimated, and that of wide ones."""
+SAMPLED_NUMBERS = 2**24
+"""Largest number of values in the sampled steps, if these are more than `LEAST_SAMPLED_STEPS`."""
 LARGE_RATIO = 10
 """Ratio of standard deviations or returns from which scales differ clearly."""
 LARGE_SHIFT = 3
@@ -42,14 +45,13 @@ def warn_of_other_returns(trajectories: Trajectories) -> None:
 def warn_of_other_moments(trajectories: Trajectories) -> None:
     """Warn if mean and std are clearly not those of the observations, e.g. because only these were replaced.
 
-    They are compared with up to `SAMPLED_STEPS` evenly spaced steps. Loaded trajectories are not checked.
+    They are compared with up to `SAMPLED_STEPS` random steps. Loaded trajectories are not checked.
     """
     stored = trajectories.observation_mean, trajectories.observation_std
     stats = observation_stats(trajectories.encoder)
     if trajectories.loaded or stats is None or stored[0] is None or stored[1] is None:
         return
-    rows = np.linspace(0, trajectories.steps - 1, min(trajectories.steps, SAMPLED_STEPS), dtype=np.int64)
-    add_observations(stats, trajectories.observations[rows])
+    add_observations(stats, trajectories.observations[_sampled_steps(trajectories)])
     found = stats.mean.astype(np.float32), stats.std
     if difference := _describe_difference((stored[0], stored[1]), found, stats.constant_std):
         warn_user(
@@ -57,6 +59,17 @@ def warn_of_other_moments(trajectories: Trajectories) -> None:
             f"{difference}. Agents normalize with the stored ones; to replace observations and both, use "
             f"Trajectories.with_observations(observations)"
         )
+
+
+def _sampled_steps(trajectories: Trajectories) -> NDArray[np.int64]:
+    """Return random steps in ascending order, the same ones for each call, (n,).
+
+    Evenly spaced steps would not show the moments of periodic features.
+    """
+    width = max(1, math.prod(trajectories.observations.shape[1:]))
+    most = min(SAMPLED_STEPS, max(LEAST_SAMPLED_STEPS, SAMPLED_NUMBERS // width))
+    steps = trajectories.steps
+    return np.sort(np.random.default_rng(0).choice(steps, min(steps, most), replace=False, shuffle=False))
 
 
 def warn_of_other_scales(

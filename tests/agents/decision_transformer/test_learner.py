@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import BehaviorCloning, DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.agents.offline import data_warnings
+from rlxf.agents.offline.data_warnings import warn_of_other_moments
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import CosineSchedule, linear
 from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, small_agent, some_trajectories
@@ -285,6 +287,22 @@ def test_moments_of_other_observations_warn():
     assert "are not those of the observations: 3 of 3 features differ, and feature 0 has the mean" in message
     assert message.endswith("use Trajectories.with_observations(observations)")
     assert warned_of(lambda: DecisionTransformer(data.with_observations(rows), **settings)) == []
+
+
+def test_moments_of_periodic_features_do_not_warn():
+    data = some_trajectories(lengths=(200_000,))
+    rows = data.observations.copy()
+    rows[:, 0] = np.arange(200_000) % 2
+    assert warned_of(lambda: warn_of_other_moments(data.with_observations(rows))) == []
+
+
+@pytest.mark.parametrize(("width", "most"), [(3, 100_000), (2**11, 2**13), (2**16, 1_000)])
+def test_moments_of_wide_observations_are_estimated_from_fewer_steps(width, most):
+    rows = np.broadcast_to(np.float32(0), (100_001, width))
+    data = replace(some_trajectories(lengths=(2,)), observations=rows, rewards=np.zeros(100_001, np.float32))
+    steps = data_warnings._sampled_steps(data)
+    assert len(np.unique(steps)) == len(steps) == most
+    assert (np.diff(steps) > 0).all()
 
 
 @pytest.mark.parametrize(
