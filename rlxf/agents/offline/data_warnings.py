@@ -53,7 +53,7 @@ def warn_of_other_moments(trajectories: Trajectories) -> None:
         return
     add_observations(stats, trajectories.observations[_sampled_steps(trajectories)])
     found = stats.mean.astype(np.float32), stats.std
-    if difference := _describe_difference((stored[0], stored[1]), found, stats.constant_std):
+    if difference := _describe_difference((stored[0], stored[1]), found, stats.constant, stats.constant_std):
         warn_user(
             f"observation_mean and observation_std of the data are not those of the observations: "
             f"{difference}. Agents normalize with the stored ones; to replace observations and both, use "
@@ -102,7 +102,8 @@ def _observation_differences(normalization: nn.Module, trajectories: Trajectorie
     if not isinstance(normalization, Standardize) or stats is None or mean is None or std is None:
         return
     stored = normalization.mean.cpu().numpy(), normalization.std.cpu().numpy()
-    if difference := _describe_difference(stored, (mean, std), stats.constant_std):
+    constant = std.ravel() == stats.constant_std
+    if difference := _describe_difference(stored, (mean, std), constant, stats.constant_std):
         yield f"of observations, {difference}"
 
 
@@ -118,15 +119,24 @@ def _return_differences(info: DatasetInfo, return_scale: float, trajectories: Tr
         )
 
 
-def _describe_difference(stored: Moments, found: Moments, constant_std: float) -> str:
+def _describe_difference(
+    stored: Moments, found: Moments, constant: NDArray[np.bool_], constant_std: float
+) -> str:
     """Describe where stored moments clearly differ from those of observations; empty if nowhere.
 
-    Standard deviations of constant features, which are ``constant_std``, are not compared.
+    A feature that is constant now, or was constant before and varies by less than ``constant_std``, stays
+    small after normalization: its standard deviations are not compared.
+
+    Args:
+        stored: moments with which agents normalize.
+        found: moments of the observations.
+        constant: True for features that are constant in the observations, (D,).
+        constant_std: standard deviation that stands for that of constant features.
     """
     (old_mean, old_std), (mean, std) = ([np.ravel(part) for part in pair] for pair in (stored, found))
     ratio = np.maximum(std / old_std, old_std / std)
-    scaled = (ratio > LARGE_RATIO) & (std != constant_std) & (old_std != constant_std)
-    different = np.flatnonzero(scaled | (np.abs(mean - old_mean) > LARGE_SHIFT * old_std))
+    harmless = constant | ((old_std == constant_std) & (std < old_std))
+    different = np.flatnonzero(((ratio > LARGE_RATIO) & ~harmless) | (np.abs(mean - old_mean) > LARGE_SHIFT * old_std))
     if not len(different):
         return ""
     first = int(different[0])

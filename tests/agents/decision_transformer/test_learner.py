@@ -289,6 +289,32 @@ def test_moments_of_other_observations_warn():
     assert warned_of(lambda: DecisionTransformer(data.with_observations(rows), **settings)) == []
 
 
+def test_observations_that_replace_standardized_ones_warn():
+    data = some_trajectories(lengths=(20, 30))
+    rows = np.tile(np.array([[-1.0], [1.0]], np.float32), (25, 3))
+    standardized = data.with_observations(rows)
+    assert (standardized.observation_std == 1).all()
+    (message,) = warned_of(lambda: warn_of_other_moments(replace(standardized, observations=rows * 1000)))
+    assert "3 of 3 features differ" in message
+    assert warned_of(lambda: warn_of_other_moments(replace(standardized, observations=rows * 0))) == []
+    assert warned_of(lambda: warn_of_other_moments(replace(standardized, observations=rows / 1000))) == []
+
+
+def test_features_that_were_constant_in_the_first_data_warn(tmp_path):
+    data = some_trajectories(lengths=(20, 30))
+    rows = data.observations.copy()
+    rows[:, 1] = 0
+    constant = data.with_observations(rows)
+    rows = rows.copy()
+    rows[:, 1] = np.tile(np.array([-1e5, 1e5], np.float32), 25)
+    varying = data.with_observations(rows)
+    for name, first, second, expected in (("c", constant, varying, 1), ("v", varying, constant, 0)):
+        BehaviorCloning(first, device="cpu").save(tmp_path / name)
+        messages = warned_of(lambda: BehaviorCloning.load(tmp_path / name, second, device="cpu"))
+        assert len(messages) == expected
+        assert all("of observations, 1 of 3 features differ, and feature 1" in each for each in messages)
+
+
 def test_moments_of_periodic_features_do_not_warn():
     data = some_trajectories(lengths=(200_000,))
     rows = data.observations.copy()
