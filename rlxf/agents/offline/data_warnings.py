@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.data import Trajectories
 from rlxf.data.running_stats import add_observations, observation_stats
 from rlxf.data.trajectories import Standardize
@@ -80,7 +81,8 @@ def warn_of_other_scales(
     Args:
         info: information about the first data.
         normalization: normalization of observations with the moments of the first data.
-        return_scale: divisor of returns; None if the agent does not use returns.
+        return_scale: divisor of returns in the file; None if the agent does not use returns, or the caller
+            chose the divisor.
         trajectories: the other data.
     """
     differences = [
@@ -90,8 +92,7 @@ def warn_of_other_scales(
     if differences:
         warn_user(
             f"the agent keeps the scales of the data on which it was built, which differ from those of "
-            f"{', '.join(trajectories.dataset_ids) or 'the data passed to load'}: {'; '.join(differences)}. "
-            f"Training continues with the scales of the file; build a new agent to use those of these data"
+            f"{', '.join(trajectories.dataset_ids) or 'the data passed to load'}: {'; '.join(differences)}"
         )
 
 
@@ -104,19 +105,25 @@ def _observation_differences(normalization: nn.Module, trajectories: Trajectorie
     stored = normalization.mean.cpu().numpy(), normalization.std.cpu().numpy()
     constant = std.ravel() == stats.constant_std
     if difference := _describe_difference(stored, (mean, std), constant, stats.constant_std):
-        yield f"of observations, {difference}"
+        yield f"of observations, {difference}; build a new agent to normalize with those of these data"
 
 
 def _return_differences(info: DatasetInfo, return_scale: float, trajectories: Trajectories) -> Iterator[str]:
-    """Yield the difference of the largest absolute returns, if it is large."""
+    """Yield the difference of the scale of returns, if returns differ clearly and the scale does not fit."""
     low, high = float(trajectories.returns.min()), float(trajectories.returns.max())
     before, now = max(map(abs, info.return_range)), max(abs(low), abs(high))
-    if max(before, now) > LARGE_RATIO * min(before, now):
+    scale = default_return_scale(trajectories)
+    if _differ_clearly(before, now) and _differ_clearly(return_scale, scale):
         first, last = info.return_range
         yield (
-            f"returns are {low:g} to {high:g}, those of the first data {first:g} to {last:g}, and both are "
-            f"divided by return_scale={return_scale:g}"
+            f"returns are {low:g} to {high:g}, those of the first data {first:g} to {last:g}, and the file "
+            f"divides them by return_scale={return_scale:g}; pass return_scale={scale:.3g} to load to divide "
+            f"by the scale of these data"
         )
+
+
+def _differ_clearly(one: float, other: float) -> bool:
+    return max(one, other) > LARGE_RATIO * min(one, other)
 
 
 def _describe_difference(
@@ -136,7 +143,9 @@ def _describe_difference(
     (old_mean, old_std), (mean, std) = ([np.ravel(part) for part in pair] for pair in (stored, found))
     ratio = np.maximum(std / old_std, old_std / std)
     harmless = constant | ((old_std == constant_std) & (std < old_std))
-    different = np.flatnonzero(((ratio > LARGE_RATIO) & ~harmless) | (np.abs(mean - old_mean) > LARGE_SHIFT * old_std))
+    different = np.flatnonzero(
+        ((ratio > LARGE_RATIO) & ~harmless) | (np.abs(mean - old_mean) > LARGE_SHIFT * old_std)
+    )
     if not len(different):
         return ""
     first = int(different[0])

@@ -1,7 +1,9 @@
 """Tests of `learn`: results, schedules, logs, callbacks and reproducibility."""
 
+import re
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -310,7 +312,7 @@ def test_features_that_were_constant_in_the_first_data_warn(tmp_path):
     varying = data.with_observations(rows)
     for name, first, second, expected in (("c", constant, varying, 1), ("v", varying, constant, 0)):
         BehaviorCloning(first, device="cpu").save(tmp_path / name)
-        messages = warned_of(lambda: BehaviorCloning.load(tmp_path / name, second, device="cpu"))
+        messages = warned_of(partial(BehaviorCloning.load, tmp_path / name, second, device="cpu"))
         assert len(messages) == expected
         assert all("of observations, 1 of 3 features differ, and feature 1" in each for each in messages)
 
@@ -336,10 +338,10 @@ def test_moments_of_wide_observations_are_estimated_from_fewer_steps(width, most
     [
         (
             lambda data: data.with_observations(scaled_observations(data)),
-            "of observations, 3 of 3",
+            "; build a new agent to normalize",
         ),
         (lambda data: data.with_observations(scaled_observations(data, 0.01, 0)), "observations, 3 of 3"),
-        (lambda data: data.with_rewards(data.rewards * 1000), "both are divided by return_scale="),
+        (lambda data: data.with_rewards(data.rewards * 1000), "; pass return_scale="),
         (lambda data: data.with_rewards(data.rewards * 2), None),
     ],
 )
@@ -348,7 +350,24 @@ def test_loading_with_data_of_another_scale_warns(tmp_path, change, expected):
     DecisionTransformer(data, core=TINY, context_length=2, device="cpu").save(tmp_path / "agent")
     messages = warned_of(lambda: DecisionTransformer.load(tmp_path / "agent", change(data), device="cpu"))
     assert len(messages) == (expected is not None)
-    assert all(expected in message and "build a new agent" in message for message in messages)
+    assert all(expected in message for message in messages)
+
+
+def test_a_chosen_scale_of_returns_does_not_warn(tmp_path):
+    data = some_trajectories(lengths=(20, 30))
+    data = data.with_rewards(data.rewards)
+    scaled = data.with_rewards(data.rewards * 1000)
+    settings = {"core": TINY, "context_length": 2, "device": "cpu"}
+    path, chosen_path = tmp_path / "agent", tmp_path / "chosen"
+    DecisionTransformer(data, **settings).save(path)
+    DecisionTransformer(data, return_scale=1000.0, **settings).save(chosen_path)
+    (message,) = warned_of(lambda: DecisionTransformer.load(path, scaled, device="cpu"))
+    scale = float(re.search(r"pass return_scale=(\S+) to load", message)[1])
+    assert scale == pytest.approx(scaled.return_to_go.std(), rel=1e-2)
+    for given in ({"path": path, "return_scale": scale}, {"path": path, "return_scale": 1.0}):
+        assert warned_of(partial(DecisionTransformer.load, dataset=scaled, device="cpu", **given)) == []
+    for dataset in (data, scaled):
+        assert warned_of(partial(DecisionTransformer.load, chosen_path, dataset, device="cpu")) == []
 
 
 def test_returns_of_another_scale_do_not_concern_behavior_cloning(tmp_path):
