@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -191,10 +191,11 @@ class Trajectories:
                 width changes, replace the space first, ``dataclasses.replace(data, observation_space=...)``.
 
         Raises:
-            ValueError: if the shape differs, or images are not integers of 8 bits.
+            ValueError: if the shape differs, or images are not uint8.
         """
         rows, shape = np.asarray(observations), (self.steps, *self.encoder.shape)
-        if rows.shape != shape or not np.can_cast(rows.dtype, self.encoder.dtype, "same_kind"):
+        casting: Literal["no", "same_kind"] = "no" if isinstance(self.encoder, ImageEncoder) else "same_kind"
+        if rows.shape != shape or not np.can_cast(rows.dtype, self.encoder.dtype, casting):
             raise ValueError(
                 f"observations must be {np.dtype(self.encoder.dtype)} of shape {shape}, in the encoding of "
                 f"{self.observation_space}, got {rows.dtype} of shape {rows.shape}"
