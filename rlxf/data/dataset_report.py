@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import FINDINGS
-from rlxf.data.loading import load_trajectories
+from rlxf.data.loading import as_trajectories, load_trajectories
 from rlxf.data.reference_scores import ReferenceScores
 from rlxf.data.step_statistics import ActionStatistics, RewardStatistics, nearly_constant_features
 from rlxf.data.trajectories import Trajectories, count_best
@@ -332,10 +332,11 @@ def inspect_dataset(
 
     Raises:
         DatasetError, TypeError, ConnectionError, OSError: as `load_trajectories`.
+            Trajectories are validated as by `as_trajectories`.
 
     Warns:
         UserWarning: as `load_trajectories`.
     """
     if isinstance(dataset, Trajectories):
-        return DatasetReport.of(dataset)
+        return DatasetReport.of(as_trajectories(dataset))
     return DatasetReport.of(load_trajectories(dataset, download=download, progress_bar=progress_bar))

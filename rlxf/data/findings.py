@@ -273,11 +273,15 @@ def warn_of_flattened_images(data: "Trajectories") -> None:
 
 
 def _describe_flattened(space: spaces.Space[Any]) -> str | None:
-    """Return the finding about a Box with three axes, two of them as long as those of images."""
+    """Return the finding about a Box with three axes, two of them as long as those of images.
+
+    As Stable-Baselines3 does, a convolution takes the smallest axis for that of the channels, which is the
+    first or the last one.
+    """
     shape = space.shape or ()
     if not isinstance(space, spaces.Box) or len(shape) != 3 or is_image(space):
         return None
-    if sorted(shape)[1] < MIN_IMAGE_SIZE:
+    if sorted(shape)[1] < MIN_IMAGE_SIZE or np.argmin(shape) == 1:
         return None
     return (
         f"observations of shape {shape} and dtype {space.dtype} are flattened to {math.prod(shape):,} "

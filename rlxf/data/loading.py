@@ -67,7 +67,7 @@ def load_trajectories(
     missing = {name for name in MOMENTS if not paths[name].exists()}
     arrays = {name: None if name in missing else open_array(path) for name, path in paths.items()}
     data = Trajectories(**arrays, **_shared_fields(sources))  # type: ignore[arg-type]
-    object.__setattr__(data, "loaded", True)  # dataclasses.replace resets it
+    object.__setattr__(data, "_loaded", True)  # dataclasses.replace resets it
     return data
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -120,13 +120,22 @@ class Trajectories:
     metadata: tuple[dict[str, Any], ...] = ()
     reference_scores: ReferenceScores | None = None
     lossy_images: bool = False
-    loaded: bool = field(default=False, init=False)
-    """True for unchanged results of `load_trajectories`, whose arrays the conversion has validated."""
+    _loaded: bool = field(default=False, init=False)  # set by load_trajectories, reset by replace
 
     def __repr__(self) -> str:
         ids = self.dataset_ids
         sources = f"{len(ids)} datasets" if len(ids) > 1 else "".join(ids) or "no dataset id"
         return f"Trajectories({sources}: {self.episodes:,} episodes, {self.steps:,} steps)"
+
+    @property
+    def loaded(self) -> bool:
+        """True for unchanged results of `load_trajectories`, whose arrays the conversion has validated.
+
+        It is False if an array is writable, as those of deep copies and of unpickled trajectories are.
+        """
+        return self._loaded and not any(
+            isinstance(array, np.ndarray) and array.flags.writeable for array in vars(self).values()
+        )
 
     @property
     def steps(self) -> int:
@@ -182,10 +191,11 @@ class Trajectories:
                 width changes, replace the space first, ``dataclasses.replace(data, observation_space=...)``.
 
         Raises:
-            ValueError: if the shape differs, or images are not integers of 8 bits.
+            ValueError: if the shape differs, or images are not uint8.
         """
         rows, shape = np.asarray(observations), (self.steps, *self.encoder.shape)
-        if rows.shape != shape or not np.can_cast(rows.dtype, self.encoder.dtype, "same_kind"):
+        casting: Literal["no", "same_kind"] = "no" if isinstance(self.encoder, ImageEncoder) else "same_kind"
+        if rows.shape != shape or not np.can_cast(rows.dtype, self.encoder.dtype, casting):
             raise ValueError(
                 f"observations must be {np.dtype(self.encoder.dtype)} of shape {shape}, in the encoding of "
                 f"{self.observation_space}, got {rows.dtype} of shape {rows.shape}"

@@ -24,6 +24,13 @@ def read_verified(folder: Path, sums: dict[str, str], name: str) -> bytes:
     return content
 
 
+def is_nested(given: Any) -> bool:
+    """Return whether an observation is a dict, or a tuple whose parts are not numbers of equal shapes."""
+    if not isinstance(given, tuple):
+        return isinstance(given, dict)
+    return any(map(is_nested, given)) or len({np.shape(part) for part in given}) > 1
+
+
 def check_finite(name: str, given: np.ndarray) -> None:
     """Raise ValueError unless all elements of an observation are finite numbers."""
     if given.dtype.kind not in "biuf":
@@ -130,10 +137,11 @@ class Player:
 
     def _array(self, name: str, given: Any, part: dict[str, Any]) -> tuple[np.ndarray, bool]:
         """Return an observation with an axis for the environments, and whether it already had one."""
-        value, shape = np.asarray(given), part["shape"]
+        nested, shape = is_nested(given), part["shape"]
+        value = np.asarray(None if nested else given)
         single = self.envs == 1 and list(value.shape) == shape[1:]
-        if not single and list(value.shape) != shape:
-            got = "a dict: flatten it" if isinstance(given, dict) else list(value.shape)
+        if nested or (not single and list(value.shape) != shape):
+            got = f"a {type(given).__name__}: flatten it" if nested else list(value.shape)
             raise ValueError(f"{name} must have shape {shape}, got {got}")
         check_finite(name, value)
         value = cast_in_range(name, value, part)

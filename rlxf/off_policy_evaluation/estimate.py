@@ -118,7 +118,7 @@ def estimate_return(
 
     Raises:
         ValueError: before training, if an argument is out of range, a target is given for another agent,
-            the rewards are all 0 or not finite, or the discount is 1 and not all episodes are terminated.
+            the rewards are all 0, or the discount is 1 and not all episodes are terminated.
         DatasetError: if the dataset is invalid or does not fit the agent.
         TypeError: if the agent has no ``predict``, or observations are large images.
         NumericalError: if the Q functions diverge, or importance ratios overflow.

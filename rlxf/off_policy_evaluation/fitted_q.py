@@ -11,7 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from rlxf.agents.common.numerics import clip_grad_norm_checked, numerical_error_context
-from rlxf.data import Trajectories
+from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.findings import UNUSED_REWARDS
 from rlxf.off_policy_evaluation.networks import (
     PREDICTED_AT_ONCE,
@@ -122,9 +122,11 @@ def fit_q(
     Raises:
         ValueError: if no step can be used, all rewards are 0, or the discount is 1 and an episode is not
             terminated.
+        DatasetError: if trajectories that were not loaded are invalid.
         TypeError: if observations are large images.
         NumericalError: if the values diverge; the message contains the remedy.
     """
+    as_trajectories(data)
     check_data(data, config.discount)
     generator = torch.Generator().manual_seed(seed)
     batches = TransitionBatches(

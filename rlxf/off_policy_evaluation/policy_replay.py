@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.actions import action_encoder as network_encoder
 from rlxf.agents.common.actions import to_environment
-from rlxf.data import Trajectories, action_encoder
+from rlxf.data import Trajectories, action_encoder, as_trajectories
 from rlxf.data.spaces import agent_mismatch, discrete_start, space_mismatches
 from rlxf.envs.wrappers import is_return_conditioned
 from rlxf.evaluation.agents import (
@@ -127,11 +127,13 @@ def replay(
 
     Raises:
         TypeError, DatasetError, ValueError: as `check_replayable`; also ValueError if ``target_return`` is
-            missing, or the agent takes none.
+            missing, or the agent takes none, and DatasetError if trajectories that were not loaded are
+            invalid.
 
     Warns:
         UserWarning: if more than `MANY_CALLS` calls of ``predict`` follow one another without a progress bar.
     """
+    as_trajectories(data)
     check_replayable(agent, data)
     if bool(is_return_conditioned_agent(agent)) != (target_return is not None):
         needed = "needs a target_return" if target_return is None else "takes no target_return"

@@ -9,7 +9,7 @@ from gymnasium.envs.registration import EnvSpec
 from PIL import Image
 
 from rlxf.data import DatasetError, ReferenceScores, inspect_dataset, load_trajectories
-from tests.data.reports import report, varied
+from tests.data.reports import report, trajectories, varied
 from tests.datasets import ID, opened, record_cartpole, record_random
 
 
@@ -35,6 +35,13 @@ def test_ends_are_shares_of_the_episodes():
     flags = np.array([[True, True, False, False], [False, True, True, False]])
     data = report([[1.0]] * 4, terminated=flags[0], truncated=flags[1])
     assert data.ends == {"terminated": 0.25, "truncated": 0.25, "both": 0.25, "neither": 0.25}
+
+
+def test_trajectories_are_validated():
+    data = trajectories([[1.0, np.nan], [5.0]])
+    with pytest.raises(DatasetError, match=r"the reward of step 1 .* is nan"):
+        inspect_dataset(data)
+    assert inspect_dataset(trajectories([[1.0], [5.0]])).episodes == 2
 
 
 def test_a_dataset_is_inspected_by_its_id(minari_root):

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from rlxf.data.findings import FINDINGS, missing_ends, warn_of_returns
+from rlxf.data.findings import FINDINGS, missing_ends, warn_of_flattened_images, warn_of_returns
 from tests.data.reports import report, trajectories, varied
 
 NAMED = {
@@ -43,11 +43,15 @@ def test_usual_data_have_no_findings():
         spaces.Box(0, 255, (3, 40, 40), np.uint8),
         spaces.Box(0, 1, (3, 7, 7), np.float32),
         spaces.Box(0, 1, (40, 40), np.float32),
+        spaces.Box(0, 1, (40, 3, 40), np.float32),
     ],
     ids=str,
 )
 def test_images_and_small_arrays_are_not_flattened_images(space):
     assert "flattened_images" not in found(observation_space=space)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_flattened_images(trajectories(varied(), observation_space=space))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +108,8 @@ def test_images_and_small_arrays_are_not_flattened_images(space):
         ("text_observations", r"observation\['mission'\] is text", {"observation_space": TEXT}),
         (
             "flattened_images",
-            r"shape \(40, 3, 40\) and dtype float32 are flattened to 4,800 numbers",
-            {"observation_space": spaces.Box(0, 255, (40, 3, 40), np.float32)},
+            r"shape \(3, 40, 40\) and dtype float32 are flattened to 4,800 numbers",
+            {"observation_space": spaces.Box(0, 255, (3, 40, 40), np.float32)},
         ),
         ("no_environment", "do not name their environment", {"env_ids": (), "eval_env_spec": None}),
         (

@@ -56,8 +56,9 @@ def test_other_images_are_bytes(data):
     images = replace(data, observation_space=spaces.Box(0, 255, (3, 40, 40), np.uint8))
     rows = np.zeros((24, 3, 40, 40), np.uint8)
     assert images.with_observations(rows).observation_mean is None
-    with pytest.raises(ValueError, match=r"observations must be uint8 of shape .* got float32 of shape"):
-        images.with_observations(rows.astype(np.float32))
+    for dtype in ("float32", "uint16", "int8"):
+        with pytest.raises(ValueError, match=rf"observations must be uint8 of shape .* got {dtype} of shape"):
+            images.with_observations(rows.astype(dtype))
 
 
 def test_a_fingerprint_depends_on_each_array(data):

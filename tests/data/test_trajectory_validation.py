@@ -1,5 +1,6 @@
 """Tests of the validation of trajectories that were not loaded from a dataset."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -74,10 +75,19 @@ def test_actions_outside_of_their_box_are_named(data):
         as_trajectories(replace(data, **box))
 
 
-def test_loaded_trajectories_are_notloaded_again(minari_root, monkeypatch):
+def test_loaded_trajectories_are_not_validated_again(minari_root, monkeypatch):
     record_random()
     loaded = load_trajectories(ID)
     monkeypatch.setattr("rlxf.data.loading.check_trajectories", lambda data: 1 / 0)
     assert as_trajectories(loaded) is loaded
     with pytest.raises(ZeroDivisionError):
         as_trajectories(replace(loaded))
+
+
+def test_writable_copies_of_loaded_trajectories_are_validated(minari_root):
+    record_random()
+    data = copy.deepcopy(load_trajectories(ID))
+    assert not data.loaded
+    data.observations[5, 0] = np.nan
+    with pytest.raises(DatasetError, match="the observation of step 5 of the trajectories is nan"):
+        as_trajectories(data)

@@ -173,6 +173,11 @@ def test_previous_actions_of_a_decision_transformer_are_in_range(tmp_path):
         player.predict(observation | {"previous_action": [-1, 6], "time_step": [0.5]})
     with pytest.raises(ValueError, match=r"observation must have shape \[1, 3\], got a dict: flatten it"):
         player.predict(observation | {"previous_action": [-1, 6], "observation": {"a": np.zeros(3)}})
+    for parts in [(1, np.zeros(2)), ((1, np.zeros(2)), 1), ({"a": 1}, 2, 3)]:
+        with pytest.raises(ValueError, match=r"must have shape \[1, 3\], got a tuple: flatten it"):
+            player.predict(observation | {"previous_action": [-1, 6], "observation": parts})
+    for numbers in [(0, 0, 0), ((0, 0, 0),), (np.zeros(3),)]:
+        player.predict(observation | {"previous_action": [-1, 6], "observation": numbers})
 
 
 def test_the_encoding_of_the_locale_is_not_used(exported):

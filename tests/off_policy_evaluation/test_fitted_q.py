@@ -9,7 +9,7 @@ import torch
 from rlxf.off_policy_evaluation import FittedQConfig, fit_q, fitted_q
 from rlxf.off_policy_evaluation.fitted_q import TransitionBatches, discounted_returns_to_go
 from rlxf.off_policy_evaluation.networks import StepFeatures
-from rlxf.utils.errors import NumericalError
+from rlxf.utils.errors import DatasetError, NumericalError
 from tests.off_policy_evaluation.worlds import TabularMDP, episodes_of, scaled, states_of
 
 MDP = TabularMDP()
@@ -45,6 +45,14 @@ def test_v_is_the_expectation_of_q_under_the_policy():
     first = states_of(data) == 0
     chosen = first & (data.actions == 0)
     np.testing.assert_allclose(values.v[:, first][:, :1], values.q[:, chosen][:, :1], rtol=1e-6)
+
+
+def test_rewards_of_other_data_are_validated():
+    data = MDP.record(BEHAVIOR, 3, 0)
+    rewards = data.rewards.copy()
+    rewards[1] = np.nan
+    with pytest.raises(DatasetError, match=r"the reward of step 1 .* is nan"):
+        fit_q(replace(data, rewards=rewards), policy_actions(data), replace(FAST, updates=1))
 
 
 @pytest.mark.parametrize(("terminated", "expected"), [(True, 1.0), (False, 10.0)])

@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import gymnasium
@@ -53,6 +54,12 @@ def gtrxl(env="CartPole-v1"):
 def transformer(data, **options):
     core = decision_transformer(width=8, layers=1)
     return DecisionTransformer(data, context_length=4, core=core, device="cpu", seed=0, **options)
+
+
+def test_rewards_of_other_data_are_validated(data):
+    rewards = np.full_like(data.rewards, np.nan)
+    with pytest.raises(DatasetError, match=r"the reward of step 0 .* is nan"):
+        replay(transformer(data), replace(data, rewards=rewards), target_return=20.0)
 
 
 def test_a_decision_transformer_observes_logged_actions_and_returns(data):

@@ -218,7 +218,8 @@ class OfflineAlgorithm(OfflineTrainingLoop):
             if "seed" in settings:
                 agent.generator.set_state(seeded)
         if dataset is not None:
-            agent._attach_dataset(as_trajectories(dataset, merged.get("download", False)))
+            data = as_trajectories(dataset, merged.get("download", False))
+            agent._attach_dataset(data, "return_scale" in settings)
         return agent
 
     @classmethod
@@ -230,8 +231,12 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         agent._setup_model()
         return agent
 
-    def _attach_dataset(self, trajectories: Trajectories) -> None:
+    def _attach_dataset(self, trajectories: Trajectories, chose_return_scale: bool) -> None:
         """Set the training data of a loaded agent, whose settings stay those of its file.
+
+        Args:
+            trajectories: training data.
+            chose_return_scale: True if the caller of `load` passed ``return_scale``.
 
         Raises:
             DatasetError, ValueError: if they do not suit the agent.
@@ -242,7 +247,7 @@ class OfflineAlgorithm(OfflineTrainingLoop):
         self.policy.check_data(trajectories, self.device)
         self._warn_of_data(trajectories)
         features: Any = self.policy.features
-        return_scale = getattr(self, "return_scale", None)
+        return_scale = None if chose_return_scale else getattr(self, "return_scale", None)
         warn_of_other_scales(self.dataset_info, features.normalization, return_scale, trajectories)
         self.trajectories = trajectories
 

@@ -1,5 +1,6 @@
 """Warnings about training data whose statistics do not fit their arrays or the agent."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -7,13 +8,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rlxf.agents.offline.dataset_info import DatasetInfo
+from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.data import Trajectories
 from rlxf.data.running_stats import add_observations, observation_stats
 from rlxf.data.trajectories import Standardize
 from rlxf.utils.warnings import warn_user
 
-SAMPLED_STEPS = 100_000
-"""Largest number of steps from which the moments of observations are estimated."""
+SAMPLED_STEPS, LEAST_SAMPLED_STEPS = 100_000, 1_000
+"""Largest number of steps from which the moments of observations are estimated, and that of wide ones."""
+SAMPLED_NUMBERS = 2**24
+"""Largest number of values in the sampled steps, if these are more than `LEAST_SAMPLED_STEPS`."""
 LARGE_RATIO = 10
 """Ratio of standard deviations or returns from which scales differ clearly."""
 LARGE_SHIFT = 3
@@ -42,21 +46,31 @@ def warn_of_other_returns(trajectories: Trajectories) -> None:
 def warn_of_other_moments(trajectories: Trajectories) -> None:
     """Warn if mean and std are clearly not those of the observations, e.g. because only these were replaced.
 
-    They are compared with up to `SAMPLED_STEPS` evenly spaced steps. Loaded trajectories are not checked.
+    They are compared with up to `SAMPLED_STEPS` random steps. Loaded trajectories are not checked.
     """
     stored = trajectories.observation_mean, trajectories.observation_std
     stats = observation_stats(trajectories.encoder)
     if trajectories.loaded or stats is None or stored[0] is None or stored[1] is None:
         return
-    rows = np.linspace(0, trajectories.steps - 1, min(trajectories.steps, SAMPLED_STEPS), dtype=np.int64)
-    add_observations(stats, trajectories.observations[rows])
+    add_observations(stats, trajectories.observations[_sampled_steps(trajectories)])
     found = stats.mean.astype(np.float32), stats.std
-    if difference := _describe_difference((stored[0], stored[1]), found, stats.constant_std):
+    if difference := _describe_difference((stored[0], stored[1]), found, stats.constant, stats.constant_std):
         warn_user(
             f"observation_mean and observation_std of the data are not those of the observations: "
             f"{difference}. Agents normalize with the stored ones; to replace observations and both, use "
             f"Trajectories.with_observations(observations)"
         )
+
+
+def _sampled_steps(trajectories: Trajectories) -> NDArray[np.int64]:
+    """Return random steps in ascending order, the same ones for each call, (n,).
+
+    Evenly spaced steps would not show the moments of periodic features.
+    """
+    width = max(1, math.prod(trajectories.observations.shape[1:]))
+    most = min(SAMPLED_STEPS, max(LEAST_SAMPLED_STEPS, SAMPLED_NUMBERS // width))
+    steps = trajectories.steps
+    return np.sort(np.random.default_rng(0).choice(steps, min(steps, most), replace=False, shuffle=False))
 
 
 def warn_of_other_scales(
@@ -67,7 +81,8 @@ def warn_of_other_scales(
     Args:
         info: information about the first data.
         normalization: normalization of observations with the moments of the first data.
-        return_scale: divisor of returns; None if the agent does not use returns.
+        return_scale: divisor of returns in the file; None if the agent does not use returns, or the caller
+            chose the divisor.
         trajectories: the other data.
     """
     differences = [
@@ -77,8 +92,7 @@ def warn_of_other_scales(
     if differences:
         warn_user(
             f"the agent keeps the scales of the data on which it was built, which differ from those of "
-            f"{', '.join(trajectories.dataset_ids) or 'the data passed to load'}: {'; '.join(differences)}. "
-            f"Training continues with the scales of the file; build a new agent to use those of these data"
+            f"{', '.join(trajectories.dataset_ids) or 'the data passed to load'}: {'; '.join(differences)}"
         )
 
 
@@ -89,31 +103,49 @@ def _observation_differences(normalization: nn.Module, trajectories: Trajectorie
     if not isinstance(normalization, Standardize) or stats is None or mean is None or std is None:
         return
     stored = normalization.mean.cpu().numpy(), normalization.std.cpu().numpy()
-    if difference := _describe_difference(stored, (mean, std), stats.constant_std):
-        yield f"of observations, {difference}"
+    constant = std.ravel() == stats.constant_std
+    if difference := _describe_difference(stored, (mean, std), constant, stats.constant_std):
+        yield f"of observations, {difference}; build a new agent to normalize with those of these data"
 
 
 def _return_differences(info: DatasetInfo, return_scale: float, trajectories: Trajectories) -> Iterator[str]:
-    """Yield the difference of the largest absolute returns, if it is large."""
+    """Yield the difference of the scale of returns, if returns differ clearly and the scale does not fit."""
     low, high = float(trajectories.returns.min()), float(trajectories.returns.max())
     before, now = max(map(abs, info.return_range)), max(abs(low), abs(high))
-    if max(before, now) > LARGE_RATIO * min(before, now):
+    scale = default_return_scale(trajectories)
+    if _differ_clearly(before, now) and _differ_clearly(return_scale, scale):
         first, last = info.return_range
         yield (
-            f"returns are {low:g} to {high:g}, those of the first data {first:g} to {last:g}, and both are "
-            f"divided by return_scale={return_scale:g}"
+            f"returns are {low:g} to {high:g}, those of the first data {first:g} to {last:g}, and the file "
+            f"divides them by return_scale={return_scale:g}; pass return_scale={scale:.3g} to load to divide "
+            f"by the scale of these data"
         )
 
 
-def _describe_difference(stored: Moments, found: Moments, constant_std: float) -> str:
+def _differ_clearly(one: float, other: float) -> bool:
+    return max(one, other) > LARGE_RATIO * min(one, other)
+
+
+def _describe_difference(
+    stored: Moments, found: Moments, constant: NDArray[np.bool_], constant_std: float
+) -> str:
     """Describe where stored moments clearly differ from those of observations; empty if nowhere.
 
-    Standard deviations of constant features, which are ``constant_std``, are not compared.
+    A feature that is constant now, or was constant before and varies by less than ``constant_std``, stays
+    small after normalization: its standard deviations are not compared.
+
+    Args:
+        stored: moments with which agents normalize.
+        found: moments of the observations.
+        constant: True for features that are constant in the observations, (D,).
+        constant_std: standard deviation that stands for that of constant features.
     """
     (old_mean, old_std), (mean, std) = ([np.ravel(part) for part in pair] for pair in (stored, found))
     ratio = np.maximum(std / old_std, old_std / std)
-    scaled = (ratio > LARGE_RATIO) & (std != constant_std) & (old_std != constant_std)
-    different = np.flatnonzero(scaled | (np.abs(mean - old_mean) > LARGE_SHIFT * old_std))
+    harmless = constant | ((old_std == constant_std) & (std < old_std))
+    different = np.flatnonzero(
+        ((ratio > LARGE_RATIO) & ~harmless) | (np.abs(mean - old_mean) > LARGE_SHIFT * old_std)
+    )
     if not len(different):
         return ""
     first = int(different[0])

@@ -217,13 +217,39 @@ def _encode_conditioned(values: Any, batched: bool, dataset_info: DatasetInfo) -
     Raises the errors of `ConditionedObservation.encode`.
     """
     space = dataset_info.observation_space
-    if not (isinstance(space, spaces.Dict | spaces.Tuple) and isinstance(values, Mapping | tuple)):
+    values = _as_tuples(space, values)
+    if not _is_nested(space, values):
         return encode_observations(np.asarray(values)[... if batched else None], dataset_info)
     if _is_batch(space, values) != batched:
         raise ValueError(
             "observation and return_to_go must both have a batch axis, for several environments, or both none"
         )
     return _encode_nested(values if batched else batch_of_one(values), dataset_info)
+
+
+def _as_tuples(space: spaces.Space[Any], values: Any) -> Any:
+    """Return values of a space with tuples in place of lists for Tuple spaces."""
+    if isinstance(space, spaces.Dict) and isinstance(values, Mapping):
+        parts = space.spaces
+        return {key: _as_tuples(parts[key], each) if key in parts else each for key, each in values.items()}
+    if not isinstance(space, spaces.Tuple) or not isinstance(values, tuple | list):
+        return values
+    known = min(len(space.spaces), len(values))
+    return (*map(_as_tuples, space.spaces[:known], values[:known]), *values[known:])
+
+
+def _is_nested(space: spaces.Space[Any], values: Any) -> bool:
+    """Return whether values are nested as a Dict or a Tuple space, and not its flat vectors.
+
+    A sequence is a value of a Tuple unless it contains numbers only, and not one for each part.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple) or isinstance(values, Mapping):
+        return isinstance(space, spaces.Dict | spaces.Tuple)
+    if not isinstance(space, spaces.Tuple) or not isinstance(values, tuple):
+        return False
+    return len(values) == len(encoded_parts(space)) or not all(
+        np.isscalar(each) and not isinstance(each, str) for each in values
+    )
 
 
 def _encode_nested(values: Any, dataset_info: DatasetInfo) -> NDArray[Any]:

@@ -161,6 +161,33 @@ def test_nested_observations_act_as_their_vectors(space):
     np.testing.assert_allclose(single, expected[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("space", NESTED_SPACES.values(), ids=NESTED_SPACES)
+@pytest.mark.parametrize("sequence", [tuple, list])
+def test_flat_vectors_of_nested_observations_may_be_sequences(space, sequence):
+    agent = small_agent(some_trajectories(space))
+    given = {key: value[0] for key, value in shown(agent.trajectories, np.array([4])).items()}
+    vector = agent.trajectories.observations[4]
+    expected, _ = agent.predict(given | {"observation": vector})
+    actual, _ = agent.predict(given | {"observation": sequence(vector.tolist())})
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [NESTED_SPACES["Tuple"], spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])],
+    ids=["array", "numbers"],
+)
+def test_observations_of_a_tuple_may_be_lists(space):
+    agent = small_agent(some_trajectories(space))
+    encoder = agent.trajectories.encoder
+    nested = encoder.decode(agent.trajectories.observations[[4]])
+    given = {key: value[0] for key, value in shown(agent.trajectories, np.array([4])).items()}
+    single = [part[0] for part in nested]
+    expected, _ = agent.predict(given | {"observation": encoder(nested)[0]})
+    for value in (single, tuple(single), [np.asarray(part).tolist() for part in single]):
+        np.testing.assert_array_equal(agent.predict(given | {"observation": value})[0], expected)
+
+
 @pytest.mark.parametrize(
     ("observation", "error", "message"),
     [

@@ -1,7 +1,9 @@
 """Tests of `learn`: results, schedules, logs, callbacks and reproducibility."""
 
+import re
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlxf import BehaviorCloning, DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
+from rlxf.agents.offline import data_warnings
+from rlxf.agents.offline.data_warnings import warn_of_other_moments
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import CosineSchedule, linear
 from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, small_agent, some_trajectories
@@ -287,15 +291,57 @@ def test_moments_of_other_observations_warn():
     assert warned_of(lambda: DecisionTransformer(data.with_observations(rows), **settings)) == []
 
 
+def test_observations_that_replace_standardized_ones_warn():
+    data = some_trajectories(lengths=(20, 30))
+    rows = np.tile(np.array([[-1.0], [1.0]], np.float32), (25, 3))
+    standardized = data.with_observations(rows)
+    assert (standardized.observation_std == 1).all()
+    (message,) = warned_of(lambda: warn_of_other_moments(replace(standardized, observations=rows * 1000)))
+    assert "3 of 3 features differ" in message
+    assert warned_of(lambda: warn_of_other_moments(replace(standardized, observations=rows * 0))) == []
+    assert warned_of(lambda: warn_of_other_moments(replace(standardized, observations=rows / 1000))) == []
+
+
+def test_features_that_were_constant_in_the_first_data_warn(tmp_path):
+    data = some_trajectories(lengths=(20, 30))
+    rows = data.observations.copy()
+    rows[:, 1] = 0
+    constant = data.with_observations(rows)
+    rows = rows.copy()
+    rows[:, 1] = np.tile(np.array([-1e5, 1e5], np.float32), 25)
+    varying = data.with_observations(rows)
+    for name, first, second, expected in (("c", constant, varying, 1), ("v", varying, constant, 0)):
+        BehaviorCloning(first, device="cpu").save(tmp_path / name)
+        messages = warned_of(partial(BehaviorCloning.load, tmp_path / name, second, device="cpu"))
+        assert len(messages) == expected
+        assert all("of observations, 1 of 3 features differ, and feature 1" in each for each in messages)
+
+
+def test_moments_of_periodic_features_do_not_warn():
+    data = some_trajectories(lengths=(200_000,))
+    rows = data.observations.copy()
+    rows[:, 0] = np.arange(200_000) % 2
+    assert warned_of(lambda: warn_of_other_moments(data.with_observations(rows))) == []
+
+
+@pytest.mark.parametrize(("width", "most"), [(3, 100_000), (2**11, 2**13), (2**16, 1_000)])
+def test_moments_of_wide_observations_are_estimated_from_fewer_steps(width, most):
+    rows = np.broadcast_to(np.float32(0), (100_001, width))
+    data = replace(some_trajectories(lengths=(2,)), observations=rows, rewards=np.zeros(100_001, np.float32))
+    steps = data_warnings._sampled_steps(data)
+    assert len(np.unique(steps)) == len(steps) == most
+    assert (np.diff(steps) > 0).all()
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (
             lambda data: data.with_observations(scaled_observations(data)),
-            "of observations, 3 of 3",
+            "; build a new agent to normalize",
         ),
         (lambda data: data.with_observations(scaled_observations(data, 0.01, 0)), "observations, 3 of 3"),
-        (lambda data: data.with_rewards(data.rewards * 1000), "both are divided by return_scale="),
+        (lambda data: data.with_rewards(data.rewards * 1000), "; pass return_scale="),
         (lambda data: data.with_rewards(data.rewards * 2), None),
     ],
 )
@@ -304,7 +350,24 @@ def test_loading_with_data_of_another_scale_warns(tmp_path, change, expected):
     DecisionTransformer(data, core=TINY, context_length=2, device="cpu").save(tmp_path / "agent")
     messages = warned_of(lambda: DecisionTransformer.load(tmp_path / "agent", change(data), device="cpu"))
     assert len(messages) == (expected is not None)
-    assert all(expected in message and "build a new agent" in message for message in messages)
+    assert all(expected in message for message in messages)
+
+
+def test_a_chosen_scale_of_returns_does_not_warn(tmp_path):
+    data = some_trajectories(lengths=(20, 30))
+    data = data.with_rewards(data.rewards)
+    scaled = data.with_rewards(data.rewards * 1000)
+    settings = {"core": TINY, "context_length": 2, "device": "cpu"}
+    path, chosen_path = tmp_path / "agent", tmp_path / "chosen"
+    DecisionTransformer(data, **settings).save(path)
+    DecisionTransformer(data, return_scale=1000.0, **settings).save(chosen_path)
+    (message,) = warned_of(lambda: DecisionTransformer.load(path, scaled, device="cpu"))
+    scale = float(re.search(r"pass return_scale=(\S+) to load", message)[1])
+    assert scale == pytest.approx(scaled.return_to_go.std(), rel=1e-2)
+    for given in ({"path": path, "return_scale": scale}, {"path": path, "return_scale": 1.0}):
+        assert warned_of(partial(DecisionTransformer.load, dataset=scaled, device="cpu", **given)) == []
+    for dataset in (data, scaled):
+        assert warned_of(partial(DecisionTransformer.load, chosen_path, dataset, device="cpu")) == []
 
 
 def test_returns_of_another_scale_do_not_concern_behavior_cloning(tmp_path):
