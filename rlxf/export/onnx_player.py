@@ -24,32 +24,22 @@ def read_verified(folder: Path, sums: dict[str, str], name: str) -> bytes:
     return content
 
 
-def is_nested(given: Any) -> bool:
-    """Return whether an observation is a dict, or a tuple whose parts are not numbers of equal shapes."""
-    if not isinstance(given, tuple):
-        return isinstance(given, dict)
-    return any(map(is_nested, given)) or len({np.shape(part) for part in given}) > 1
-
-
-def check_finite(name: str, given: np.ndarray) -> None:
-    """Raise ValueError unless all elements of an observation are finite numbers."""
-    if given.dtype.kind not in "biuf":
-        raise ValueError(f"{name} must contain numbers, got an array of {given.dtype}")
-    if given.dtype.kind == "f" and not np.isfinite(given).all():
-        raise ValueError(f"{name} contains NaN or an infinite number")
-
-
 def cast_in_range(name: str, given: np.ndarray, part: dict[str, Any]) -> np.ndarray:
     """Cast an observation to the dtype of its part.
 
     Args:
         name: name of the part, for the message.
-        given: (...) or (E, ...), finite numbers.
+        given: (...) or (E, ...).
         part: description of the part; "low" and "high", the range of a discrete part, may be missing.
 
     Raises:
-        ValueError: if the range or the dtype does not contain a number. Only a cast to floats may round.
+        ValueError: if an element is no finite number, or the range or the dtype does not contain it. Only a
+            cast to floats may round.
     """
+    if given.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must contain numbers, got an array of {given.dtype}")
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        raise ValueError(f"{name} contains NaN or an infinite number")
     if given.dtype == part["dtype"] and "low" not in part:
         return given
     with np.errstate(invalid="ignore", over="ignore"):
@@ -137,12 +127,13 @@ class Player:
 
     def _array(self, name: str, given: Any, part: dict[str, Any]) -> tuple[np.ndarray, bool]:
         """Return an observation with an axis for the environments, and whether it already had one."""
-        nested, shape = is_nested(given), part["shape"]
-        value = np.asarray(None if nested else given)
+        shape = part["shape"]
+        try:
+            value = np.asarray(given)
+        except ValueError:  # parts of different shapes
+            value = np.asarray(None)
         single = self.envs == 1 and list(value.shape) == shape[1:]
-        if nested or (not single and list(value.shape) != shape):
-            got = f"a {type(given).__name__}: flatten it" if nested else list(value.shape)
+        if value.dtype == object or (not single and list(value.shape) != shape):
+            got = f"a {type(given).__name__}: flatten it" if value.dtype == object else list(value.shape)
             raise ValueError(f"{name} must have shape {shape}, got {got}")
-        check_finite(name, value)
-        value = cast_in_range(name, value, part)
-        return (value[None] if single else value), not single
+        return cast_in_range(name, value[None] if single else value, part), not single
