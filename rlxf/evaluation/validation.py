@@ -29,7 +29,7 @@ class BestValidationCallback(SelectingCallback):
         best_step: number of updates before it; None before the first measurement.
 
     Raises:
-        TypeError: if every_steps is not an int.
+        TypeError: if every_steps is not a number.
         ValueError: if every_steps is less than 1; before training, if the agent holds out no episodes.
     """
 

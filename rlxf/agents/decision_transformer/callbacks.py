@@ -25,8 +25,8 @@ class ContextAttentionCallback(PeriodicCallback):
             about half a second.
 
     Raises:
-        ValueError: if ``every_steps`` is less than 1.
-        TypeError: if ``every_steps`` is not an int; before training starts, if the agent is not a
+        ValueError: if ``every_steps`` is less than 1 or has a fraction.
+        TypeError: if ``every_steps`` is not a number; before training starts, if the agent is not a
             `DecisionTransformer`.
     """
 

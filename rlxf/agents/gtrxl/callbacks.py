@@ -30,8 +30,8 @@ class RolloutCallback(BaseCallback):
         every_rollouts: rollouts N between two calls.
 
     Raises:
-        ValueError: if ``every_rollouts`` is less than 1.
-        TypeError: if ``every_rollouts`` is not an int; before training starts, if the agent is not a
+        ValueError: if ``every_rollouts`` is less than 1 or has a fraction.
+        TypeError: if ``every_rollouts`` is not a number; before training starts, if the agent is not a
             `GTrXLPPO`.
     """
 

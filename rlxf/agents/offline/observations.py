@@ -243,7 +243,7 @@ def _is_nested(space: spaces.Space[Any], values: Any) -> bool:
 
     A sequence is a value of a Tuple unless it contains numbers only, and not one for each part.
     """
-    if not isinstance(space, spaces.Dict | spaces.Tuple) or isinstance(values, Mapping):
+    if isinstance(values, Mapping):
         return isinstance(space, spaces.Dict | spaces.Tuple)
     if not isinstance(space, spaces.Tuple) or not isinstance(values, tuple):
         return False
