@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -86,7 +87,8 @@ class GradientProgram(ABC):
         self, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Run the function with other tensors in place of parameters, and return losses and gradients."""
-        losses, *gradients = functional_call(self._function, dict(parameters), (tensors,))
+        each = _named_once(self._function, parameters)
+        losses, *gradients = functional_call(self._function, each, (tensors,), tie_weights=False)
         return losses, list(map(_gradient_of, self._parameters.values(), gradients))
 
     def _named(self, losses: Tensor) -> Losses:
@@ -208,6 +210,28 @@ class _RecordableFunctions(TorchFunctionMode):
 def _one_hot(tensor: Tensor, num_classes: int) -> Tensor:
     """Return ``F.one_hot`` for values below ``num_classes``."""
     return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
+
+
+def _named_once(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that replace parameters and buffers, with a name for each module that holds one of these.
+
+    ``named_parameters`` omits the second module that holds a parameter. ``functional_call`` replaces it there,
+    too, but restores no module that has two names.
+
+    Args:
+        module: the module.
+        tensors: tensors by the names of ``named_parameters`` and ``named_buffers``.
+    """
+    named = chain(module.named_parameters(), module.named_buffers())
+    replaced = {id(x): tensors[name] for name, x in named if name in tensors}
+    owned = (
+        chain(
+            part.named_parameters(path, recurse=False, remove_duplicate=False),
+            part.named_buffers(path, recurse=False, remove_duplicate=False),
+        )
+        for path, part in module.named_modules()
+    )
+    return {name: replaced[id(x)] for name, x in chain.from_iterable(owned) if id(x) in replaced}
 
 
 def _aliases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

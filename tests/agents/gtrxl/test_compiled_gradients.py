@@ -155,6 +155,46 @@ def test_a_buffer_that_is_replaced_is_refused(uncompiled):
         CompiledGradients(Gradients(model, model.losses), {"x": torch.ones(2, 3)})
 
 
+class SharedModules(nn.Module):
+    """A module with two names, and a parameter and a buffer of two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.same_module = self.first
+        self.same_weight = nn.Linear(3, 3)
+        self.same_weight.weight = self.first.weight
+        self.norm, self.same_buffer = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+        self.same_buffer.running_mean = self.norm.running_mean
+
+    def forward(self, x):
+        for layer in (self.first, self.same_module, self.same_weight, self.norm, self.same_buffer):
+            x = torch.tanh(layer(x))
+        return x
+
+
+def slots(module):
+    """Return the parameters and buffers of each module, also those with several names."""
+    return [id(x) for part in module.modules() for x in (*part._parameters.values(), *part._buffers.values())]
+
+
+def test_shared_modules_and_parameters(uncompiled):
+    module, x = SharedModules().eval(), torch.randn(4, 3)
+    program = CompiledGradients(Gradients(module, lambda tensors: {"loss": module(tensors["x"]).sum()}), {"x": x})
+    before = slots(module)
+    for _ in range(2):
+        _, set_gradients = program({"x": x})
+        set_gradients()
+        found = {name: p.grad for name, p in module.named_parameters()}
+        module.zero_grad()
+        module(x).sum().backward()
+        torch.testing.assert_close(found, {name: p.grad for name, p in module.named_parameters()})
+        with torch.no_grad():
+            module.first.weight.add_(0.1)
+        assert program.is_current
+        assert slots(module) == before
+
+
 def test_a_decision_by_positions_needs_known_values():
     index = TokenIndex.range(2, 4)
 
