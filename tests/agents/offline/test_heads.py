@@ -132,6 +132,19 @@ def test_the_deterministic_head_ignores_sampling():
     assert torch.equal(head.choose(y, deterministic=True), head.choose(y, deterministic=False))
 
 
+def test_noise_on_actions_of_targets_is_clipped_and_keeps_the_bounds():
+    space = spaces.Box(torch.tensor([-2.0, -math.inf]).numpy(), torch.tensor([2.0, math.inf]).numpy())
+    head, actions = DeterministicHead(6, BoxActions(space)), torch.tensor([0.9, 3.0]).expand(20_000, 2)
+    torch.manual_seed(0)
+    bounded, free = (head.add_target_noise(actions) - actions).unbind(-1)
+    assert (bounded.min().item(), bounded.max().item()) == pytest.approx((-0.5, 0.1))
+    assert (free.min().item(), free.max().item()) == pytest.approx((-0.5, 0.5))
+    assert free.std().item() == pytest.approx(0.2, abs=0.01)
+    choices = CategoricalHead(6, DiscreteActions(CHOICES))
+    probabilities = choices.network_action(torch.zeros(3, 6))
+    assert choices.add_target_noise(probabilities) is probabilities
+
+
 @pytest.mark.parametrize(("target", "sign"), [(100.0, -1), (-100.0, 1)])
 def test_the_temperature_follows_the_dual_gradient(target, sign):
     loss = MaximumEntropy(0.3, target_entropy=target).build(6, BoxActions(BOX), features=4)
