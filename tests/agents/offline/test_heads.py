@@ -95,6 +95,23 @@ def test_the_entropy_of_a_squashed_gaussian_is_estimated_without_bias():
     assert head.entropy(y).mean() == pytest.approx(expected.item(), abs=6 * spread.item() / 200)
 
 
+@pytest.mark.parametrize(("raw", "expected"), [(-50.0, -5.0), (0.0, -1.5), (50.0, 2.0)])
+def test_log_standard_deviations_are_within_their_range(raw, expected):
+    """Zheng et al. 2022 squash them to the range from -5 to 2."""
+    head = gaussian().requires_grad_(False)
+    head.net.weight.zero_()
+    head.net.bias[2:] = raw
+    assert head._moments(draw(3, 6))[1].unique().tolist() == pytest.approx([expected])
+
+
+def test_default_lower_bounds_of_the_entropy():
+    """Minus the number of continuous actions, or a fifth of the largest entropy of discrete ones."""
+    assert gaussian().default_target_entropy() == -2
+    head = CategoricalHead(6, DiscreteActions(CHOICES))
+    largest = categorical_entropy((torch.zeros(1, 2), torch.zeros(1, 5))).item()
+    assert head.default_target_entropy() == pytest.approx(0.2 * largest)
+
+
 def test_samples_are_within_the_bounds_with_the_mode_as_median():
     head, y = gaussian(), draw(1, 6).expand(5_000, 6)
     sample, mode = head.choose(y, deterministic=False), head.choose(y[:1], deterministic=True)
