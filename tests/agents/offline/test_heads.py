@@ -128,6 +128,13 @@ def test_bounded_box_dimensions_are_scaled():
     torch.testing.assert_close(form.unscale(form(actions)), actions)
 
 
+def test_box_dimensions_with_equal_bounds_are_not_scaled():
+    form = BoxActions(spaces.Box(torch.tensor([-2.0, 3.0]).numpy(), torch.tensor([2.0, 3.0]).numpy()))
+    actions = torch.tensor([[-1.0, 3.0]])
+    torch.testing.assert_close(form(actions), torch.tensor([[-0.5, 3.0]]))
+    torch.testing.assert_close(form.unscale(form(actions)), actions)
+
+
 def test_discrete_components_are_concatenated_one_hot():
     form = DiscreteActions(CHOICES)
     assert form(torch.tensor([[1, 3]])).tolist() == [[0, 1, 0, 0, 0, 1, 0]]
