@@ -1,11 +1,12 @@
 # syntax=docker/dockerfile:1
-# rlxf for CPUs. The build runs the demo of README.md, about ten minutes: a broken demo breaks the build.
+# rlxf with torch for CPUs or, without TORCH_INDEX, for CUDA. The build runs scripts/demo.py, about ten minutes: a broken demo
+# breaks the build.
 #
 #   docker build --tag rlxf --build-arg TORCH_INDEX=URL .
 #   docker run --rm rlxf --version
 #   docker run --rm --volume "$PWD/runs:/home/rlxf/runs" rlxf train gtrxl --env CartPole-v1 --run runs/first
 #
-# URL is the package index of torch's CPU builds, which pytorch.org names; without it, pip installs the larger build with CUDA.
+# URL is the package index of torch's builds for CPUs, which pytorch.org names; without it, pip installs the larger build with CUDA.
 # The container runs as user 1000, who must be allowed to write to a folder that is mounted.
 
 FROM python:3.11-slim AS package
