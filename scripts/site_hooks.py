@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from website import api, coverage, notebooks, techniques
 from website.formulas import with_mathml
-from website.links import INCLUDED, site_links, source_of
+from website.links import INCLUDED, overview, site_links, source_of
 from website.references import with_references
 from website.source_lines import with_lines
 
@@ -37,6 +37,7 @@ log = logging.getLogger("mkdocs.hooks.site")
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add files that are not in docs/."""
     generated = {uri: (ROOT / source).read_text(encoding="utf-8") for source, uri in INCLUDED.items()}
+    generated["overview.md"] = overview(generated["overview.md"])
     generated |= {page.uri: api.markdown(page) for page in api.ALL_PAGES}
     generated |= techniques.pages(ROOT)
     generated |= notebooks.pages(ROOT)

@@ -81,6 +81,20 @@ def test_table_of_cores():
     )
 
 
+def test_results_of_default_settings_in_the_readme():
+    groups = defaultdict(list)
+    for key, run in read_runs(NUMBERS / "defaults.jsonl").items():
+        groups[tuple(key.split(" | ")[:2])].append(run)
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    for (task, agent), runs in groups.items():
+        if agent == "GTrXLPPO":
+            means = sorted(run["mean"] for run in runs)
+            decimals = 2 if abs(means[0]) <= 1 else 0
+            shown = " to ".join(dict.fromkeys(f"{mean:.{decimals}f}" for mean in (means[0], means[-1])))
+            minutes = np.median([run["seconds"] for run in runs]) / 60
+            assert f" | {shown} | {minutes:.1f} | " in page.partition(f"\n| {task} |")[2].partition("\n")[0]
+
+
 def test_table_of_mixers():
     assert_on_page(
         "attention", mixers.rows([mixers.read(run) for run in read_runs(NUMBERS / "mixers.jsonl").values()])

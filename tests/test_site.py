@@ -72,6 +72,20 @@ def test_search_ranks_answers_before_guides_and_guides_before_names_of_the_api()
     ("page", "link", "expected"),
     [
         ("index.md", "../README.md", "overview.md"),
+        ("index.md", "../README.md#results", "overview.md#results"),
+        (
+            "index.md",
+            "../README.md#decision-transformer",
+            f"{REPOSITORY}/blob/main/README.md#decision-transformer",
+        ),
+        ("index.md", "../zoo/README.md", "trained-agents.md"),
+        ("trained-agents.md", "TMaze/README.md", "TMaze/README.md"),
+        (
+            "trained-agents.md",
+            "TMaze-50-gtrxl/README.md",
+            f"{REPOSITORY}/blob/main/zoo/TMaze-50-gtrxl/README.md",
+        ),
+        ("examples.md", "log_sparse.py", f"{REPOSITORY}/blob/main/examples/log_sparse.py"),
         ("how-to/distill.md", "../../CONTRIBUTING.md#style", "../contributing.md#style"),
         ("how-to/distill.md", "../reference/files.md", "../reference/files.md"),
         ("overview.md", "docs/reference/files.md#x", "reference/files.md#x"),
@@ -89,6 +103,12 @@ def test_search_ranks_answers_before_guides_and_guides_before_names_of_the_api()
 )
 def test_links_of_pages(page, link, expected):
     assert links.site_links(f"[a]({link})", page, ROOT, REPOSITORY) == f"[a]({expected})"
+
+
+def test_overview_begins_with_the_features():
+    page = links.overview((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert page.startswith("# Overview\n\n## Features\n")
+    assert "## Results\n" in page
 
 
 def test_links_in_programs_do_not_change():
