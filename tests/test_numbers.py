@@ -1,4 +1,4 @@
-"""Tests that tables of docs/benchmarks agree with the runs in docs/numbers."""
+"""Tests that tables of docs/benchmarks and docs/results agree with the runs in docs/numbers."""
 
 import json
 import re
@@ -36,6 +36,15 @@ PAGES = {
     page.stem: page.read_text(encoding="utf-8").splitlines()
     for page in (ROOT / "docs" / "benchmarks").glob("*.md")
 }
+RESULTS = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "results").glob("*.md")}
+RESULTS_PAGE = {
+    "minigrid-memory": "minigrid",
+    "no-velocity": "classic-control",
+    "ordinary": "classic-control",
+    "pendulum-sweep": "classic-control",
+    "tmaze-passive": "t-maze",
+}
+"""Experiment -> page of docs/results with its tables."""
 
 
 def test_table_of_techniques():
@@ -63,7 +72,7 @@ def test_table_of_curricula():
     trainings = defaultdict(list)
     for key, run in read_runs(NUMBERS / "curriculum.jsonl").items():
         trainings[key.partition(", at most")[0]].append(curriculum.Run(**run))
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = RESULTS["t-maze"]
     for setting, runs in trainings.items():
         task, _, core = setting.partition(", corridors of ")
         penalty, core = core.partition("penalty ")[2].split(", ")
@@ -71,7 +80,7 @@ def test_table_of_curricula():
         names = ["active" if "Active" in task else "passive", f"`{core}`".replace("`attention`", "attention")]
         cells = [*names, penalty, *(curriculum.cell(runs, each) for each in corridors)]
         assert f"\n| {' | '.join(cells)} |" in page
-    section = page.partition("### Longer corridors after an evaluation")[2].partition("\n## ")[0]
+    section = page.partition("## Longer corridors after an evaluation")[2].partition("\n## ")[0]
     assert section.count("\n| ") == 1 + len(trainings)
 
 
@@ -249,21 +258,17 @@ def mean_cell(returns):
     return f"{returns.mean():.0f} ({low:.0f} to {high:.0f})"
 
 
-@pytest.mark.parametrize(
-    "name", ["minigrid-memory", "no-velocity", "ordinary", "pendulum-sweep", "tmaze-passive"]
-)
-def test_tables_of_experiments(name):
+@pytest.mark.parametrize(("name", "page"), RESULTS_PAGE.items())
+def test_tables_of_experiments(name, page):
     runs = json.loads((NUMBERS / f"{name}.json").read_text())["runs"]
     for task in dict.fromkeys(run["task"] for run in runs):
-        assert f"\n{experiment_table(name, task, runs)}\n\n" in (ROOT / "docs" / "results.md").read_text(
-            "utf-8"
-        )
+        assert f"\n{experiment_table(name, task, runs)}\n\n" in RESULTS[page]
 
 
 def test_table_of_popgym():
     runs = json.loads((NUMBERS / "popgym.json").read_text())["runs"]
     sampled = json.loads((NUMBERS / "popgym-sampled.json").read_text())
-    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    page = RESULTS["popgym"]
     for run in runs:
         returns = np.array(run["returns"])
         iqm = stratified_interquartile_mean([returns[None]])
@@ -276,13 +281,13 @@ def test_table_of_popgym():
     assert (
         len(runs)
         == len(sampled)
-        == len(re.findall(r"^\| \w+(?:Easy|Medium|Hard) \| -?\d\.", page, re.MULTILINE))
+        == len(re.findall(r"^\| \w+(?:Easy|Medium|Hard) \| -?\d\.\d+ \(", page, re.MULTILINE))
     )
 
 
 def test_table_of_popgym_with_three_seeds():
     runs = json.loads((NUMBERS / "popgym-seeds.json").read_text())["runs"]
-    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    page = RESULTS["popgym"]
     for task in dict.fromkeys(run["task"] for run in runs):
         own = [run for run in runs if run["task"] == task]
         means = ", ".join(f"{np.mean(run['returns']):.3f}" for run in own)
@@ -292,7 +297,7 @@ def test_table_of_popgym_with_three_seeds():
 
 def test_table_of_the_t_maze_with_a_curriculum():
     runs = json.loads((NUMBERS / "tmaze-curriculum.json").read_text())["runs"]
-    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    page = RESULTS["t-maze"]
     for agent, task in dict.fromkeys((run["agent"], run["task"]) for run in runs):
         own = [run for run in runs if (run["agent"], run["task"]) == (agent, task)]
         solved = [run for run in own if run["returns"] and np.mean(run["returns"]) >= 0.95]
@@ -315,7 +320,7 @@ def test_numbers_of_the_sweep():
     trials = [json.loads(line) for line in lines]
     pruned = sum(trial["state"] == "pruned" for trial in trials)
     values = [trial["value"] for trial in trials if trial["state"] == "complete"]
-    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    page = RESULTS["classic-control"]
     assert f"# {len(trials)} trials, {pruned} of them pruned; 24 minutes" in page
     assert f"have values from {max(values):.0f} to {min(values):.0f} with seed 0" in page
 

@@ -35,6 +35,13 @@ def test_other_rewards_have_their_own_returns(data):
         data.with_rewards([1, 2, 3])
 
 
+def test_only_last_steps_that_are_not_terminated_lack_a_next_observation(data):
+    """The ends of episodes need not be known: the third one is neither terminated nor truncated."""
+    flags = np.array([[True, False, False, True], [False, True, False, True]])
+    complete = replace(data, terminated=flags[0], truncated=flags[1]).complete_transitions
+    assert np.flatnonzero(~complete).tolist() == (data.offsets[[2, 3]] - 1).tolist()
+
+
 def test_returns_of_negative_zeros_are_zero(data):
     assert not np.signbit(data.with_rewards(np.full(data.steps, -0.0)).returns).any()
 

@@ -522,6 +522,17 @@ def test_evaluations_and_a_few_resets_in_the_middle_of_episodes_do_not_warn(recw
     assert env.stage == 1
 
 
+def test_many_evaluations_in_the_middle_of_episodes_do_not_warn(recwarn):
+    env = CurriculumEnv([partial(gymnasium.make, "rlxf/TMaze-v0")] * 2, MAZES)
+    for _ in range(20):
+        env.reset(seed=0)
+        env.step(0)
+        env.begin_evaluation()
+        env.reset(seed=0)
+        env.end_evaluation()
+    assert not recwarn
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -100,6 +100,8 @@ def test_best_agent_by_the_first_target_is_saved(tmp_path):
     Learner([0.2, 0.9, 0.5, 0.9, 0.1]).learn(5, callback)
     assert callback.best_step == max(callback.reports, key=lambda step: callback.reports[step].mean) == 2
     assert best.read_text() == "2"
+    sweep = callback.last.reports
+    assert callback.reports[5].mean == sweep[0.2].mean != sweep[0.1].mean
 
 
 def test_on_new_best_is_called_for_each_new_best():

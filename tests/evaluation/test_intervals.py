@@ -134,8 +134,10 @@ def tables(seed=0):
     ]
 
 
-def test_stratified_interval_equals_a_slow_loop():
-    strata = tables()
+@pytest.mark.parametrize(
+    "strata", [tables(), [np.arange(8.0)[None].repeat(3, axis=0)]], ids=["two strata", "equal seeds"]
+)
+def test_stratified_interval_equals_a_slow_loop(strata):
     found = stratified_interquartile_mean(strata)
     slow = slow_interval([table.tolist() for table in strata], 4000, random.Random(1))
     width = found.high - found.low
@@ -262,4 +264,6 @@ def test_undefined_correlations_are_left_out():
     assert -1 <= found.low <= found.value <= found.high <= 1
     assert rank_correlation_interval([defined, ([1, 1, 1], [1, 2, 3])]) == found
     assert rank_correlation_interval([([1, 1, 1], [1, 2, 3])]) is None
+    perfect = rank_correlation_interval([([1, 2, 3], [1, 2, 3]), ([1, 2, 3], [4, 5, 6])])
+    assert (perfect.low, perfect.value, perfect.high) == pytest.approx((1, 1, 1))
     assert rank_correlation_interval([([1, 2], [1, 2])]) is None

@@ -222,6 +222,21 @@ def test_numbers_of_any_size_are_written(plan, tmp_path, monkeypatch):
     assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 12
 
 
+def test_scores_are_compared_with_those_of_the_first_agent(plan):
+    table = rows(summary(plan).tables[2])
+    scores = {
+        agent: [RETURNS[f"pole/{agent}/seed-{seed}"].mean() / 500 for seed in range(3)]
+        for agent in ("ppo", "random")
+    }
+    wins = np.mean([own > other for own in scores["random"] for other in scores["ppo"]])
+    assert wins != 0.5
+    assert float(table["random"][-1].split()[0]) == pytest.approx(wins, abs=0.006)
+    assert table["ppo"][-1] == ""
+    for agent, values in scores.items():
+        found = [float(table[agent][column].split()[0]) for column in (2, 4)]
+        assert found == pytest.approx([np.mean(values), 1 - np.mean(values)], abs=0.006)
+
+
 def test_scores_are_those_of_the_range(plan):
     (scores,) = summary(plan).scores["random"]
     returns = np.stack([RETURNS[f"pole/random/seed-{seed}"] for seed in range(3)])

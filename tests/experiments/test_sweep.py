@@ -24,7 +24,7 @@ from rlxf.experiments.sweep_report import (
     option_importances,
     write_report,
 )
-from tests.experiments.sweeps import FILE, fake_run, job_of, make_sweep
+from tests.experiments.sweeps import FILE, STEPS, fake_run, job_of, make_sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 NO_PRUNING = f"pruning = false\n{FILE}"
@@ -124,6 +124,26 @@ def test_a_value_after_the_training_does_not_affect_pruning(tmp_path):
     with open(tmp_path / "run" / "progress.csv", "a") as file:
         file.write("-500,100\n")
     np.testing.assert_array_equal(curve._values(), before)
+
+
+def test_learning_curves_are_reported_after_each_twentieth_of_the_training(tmp_path):
+    """The first value is logged after a tenth."""
+    sweep, study, _ = make_sweep(tmp_path)
+    fake_run(job_of(tmp_path / "run", {"gamma": 0.5}, 0))
+    trial = study.study.ask()
+    assert not module.LearningCurve(trial, tmp_path / "run", sweep.plan, 0, study)()
+    reported = study.frozen(trial.number).intermediate_values
+    assert reported == {point: pytest.approx(0.5 * STEPS * point / 20) for point in range(2, 20)}
+
+
+def test_trials_are_not_pruned_in_the_first_part_of_a_training(tmp_path, monkeypatch):
+    sweep, study, _ = make_sweep(tmp_path, EARLY.replace("warmup = 0.1", "warmup = 0.4"))
+    fake_run(job_of(tmp_path / "run", {"gamma": 0.5}, 0))
+    trial = study.study.ask()
+    monkeypatch.setattr(trial, "should_prune", lambda: True)
+    curve = module.LearningCurve(trial, tmp_path / "run", sweep.plan, 0, study)
+    assert curve()
+    assert curve.reported == 0.4 * 20
 
 
 def test_a_full_disk_ends_the_sweep_and_the_trial_is_continued(tmp_path, monkeypatch):

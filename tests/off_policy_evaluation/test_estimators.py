@@ -108,13 +108,18 @@ def test_a_repeated_episode_counts_twice():
 
 
 def test_ratios_of_zero_and_overflow():
+    """After a step with the ratio 0, all ratios of the episode are 0."""
     data = MDP.record(BEHAVIOR, 5, 0)
+    longest = int(np.argmax(data.lengths))
+    assert data.lengths[longest] > 2
+    zero = data.offsets[longest] + 1
     ratios = np.full(data.steps, 1e300)
-    ratios[data.offsets[1]] = 0.0
+    ratios[zero] = 0.0
     log = LoggedEpisodes.of(data, DISCOUNT, ratios)
-    second = np.repeat(np.arange(data.episodes), data.lengths) == 1
-    np.testing.assert_array_equal(log.log_ratios == -np.inf, second)
-    assert (log.log_ratios[~second] > 0).all()
+    after = np.zeros(data.steps, bool)
+    after[zero : data.offsets[longest + 1]] = True
+    np.testing.assert_array_equal(log.log_ratios == -np.inf, after)
+    assert (log.log_ratios[~after] > 0).all()
     assert np.isfinite(doubly_robust_scores(log, *values(data, MDP.rewards))).all()
 
 
@@ -135,6 +140,17 @@ def test_weighted_doubly_robust_and_sample_size_of_ratios_beyond_float64(scale):
     sizes = [effective_sample_size(log.corrected_log_ratios) for log in (near, far)]
     assert 1 < sizes[0] < 4
     assert sizes[1] == pytest.approx(sizes[0])
+
+
+def test_ratios_that_correct_an_episode_leave_out_a_last_step_without_next_observation():
+    data = MDP.record(BEHAVIOR, 30, 0, limit=3)
+    log = logged(data)
+    ends = data.offsets[1:] - data.truncated
+    used = [log.step_ratios[start:end] for start, end in zip(data.offsets[:-1], ends, strict=True)]
+    expected = [np.prod(each) for each in used if len(each)]
+    assert data.truncated.any()
+    assert data.terminated.any()
+    np.testing.assert_allclose(np.exp(log.corrected_log_ratios), expected)
 
 
 def test_effective_sample_size():

@@ -47,6 +47,18 @@ def test_v_is_the_expectation_of_q_under_the_policy():
     np.testing.assert_allclose(values.v[:, first][:, :1], values.q[:, chosen][:, :1], rtol=1e-6)
 
 
+def test_values_follow_the_trained_networks_at_the_target_rate():
+    data = MDP.record(BEHAVIOR, 30, 0)
+
+    def q(updates, rate):
+        return fit_q(data, policy_actions(data), replace(FAST, updates=updates, target_rate=rate)).q
+
+    first = q(1, 1e-12)
+    np.testing.assert_allclose(q(20, 1e-12), first, rtol=1e-5)
+    slow, fast = (np.abs(q(20, rate) - first).mean() for rate in (0.01, 0.1))
+    assert 0 < 2 * slow < fast
+
+
 def test_rewards_of_other_data_are_validated():
     data = MDP.record(BEHAVIOR, 3, 0)
     rewards = data.rewards.copy()

@@ -213,10 +213,10 @@ def _one_hot(tensor: Tensor, num_classes: int) -> Tensor:
 
 
 def _named_once(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that replace parameters and buffers, with a name for each module that holds one of these.
+    """Return the tensors that replace parameters and buffers, with one name for each module that holds them.
 
-    ``named_parameters`` omits the second module that holds a parameter. ``functional_call`` replaces it there,
-    too, but restores no module that has two names.
+    ``named_parameters`` omits the second module that holds a parameter. ``functional_call`` also replaces
+    it there, but does not restore a module that has two names.
 
     Args:
         module: the module.

@@ -180,7 +180,9 @@ def slots(module):
 
 def test_shared_modules_and_parameters(uncompiled):
     module, x = SharedModules().eval(), torch.randn(4, 3)
-    program = CompiledGradients(Gradients(module, lambda tensors: {"loss": module(tensors["x"]).sum()}), {"x": x})
+    program = CompiledGradients(
+        Gradients(module, lambda tensors: {"loss": module(tensors["x"]).sum()}), {"x": x}
+    )
     before = slots(module)
     for _ in range(2):
         _, set_gradients = program({"x": x})

@@ -1,5 +1,6 @@
 """The formulas of PPO equal reference loops, and early outputs are trained to match the last output."""
 
+import math
 from copy import copy
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from torch.distributions import kl_divergence
 
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.gtrxl.losses import (
+    PPOLoss,
     approximate_kl,
     clipped_objective,
     discounted_sum,
@@ -23,6 +25,7 @@ from rlxf.attention import CALM
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     all_segments,
+    last_outputs,
     rollouts,
     scripts,
     shifted,
@@ -144,6 +147,37 @@ def test_kl_estimate_is_unbiased():
     x = torch.linspace(-10, 10, 20001, dtype=torch.float64)
     mean = torch.trapezoid(old.log_prob(x).exp() * approximate_kl(new.log_prob(x) - old.log_prob(x)), x)
     assert float(mean) == pytest.approx(float(torch.distributions.kl_divergence(old, new)), abs=1e-6)
+
+
+@pytest.mark.parametrize("clip_range_vf", [None, 0.1])
+@torch.no_grad()
+def test_the_loss_equals_the_sum_of_its_terms_over_steps(clip_range_vf):
+    """Current probabilities and values differ from those of the rollout; some steps have weight 0."""
+    agent = small_agent(scripts(shifted(3)))
+    batch = all_segments(next(rollouts(agent, 1)))
+    noise = torch.randn(2, len(batch.weight), generator=torch.Generator().manual_seed(0))
+    weight = (torch.arange(len(batch.weight)) % 5 != 0).float()
+    old = batch.log_probs + 0.3 * noise[0]
+    batch = replace(batch, log_probs=old, values=batch.values + 0.3 * noise[1], weight=weight)
+    losses = PPOLoss(0.2, clip_range_vf, ent_coef=0.7, vf_coef=0.4, reconstruction_coef=0.0)(
+        agent.policy, batch
+    )
+    latent = last_outputs(agent.policy, batch.obs, batch.previous, batch.index, batch.state)
+    distribution, values = agent.policy.heads(latent)
+    new, entropies = distribution.log_prob(batch.actions), distribution.entropy()
+    terms = []
+    for t in weight.nonzero().flatten():
+        ratio = math.exp(new[t] - batch.log_probs[t])
+        gain = min(ratio * batch.advantages[t], min(max(ratio, 0.8), 1.2) * batch.advantages[t])
+        change = values[t] - batch.values[t]
+        if clip_range_vf is not None:
+            change = min(max(change, -clip_range_vf), clip_range_vf)
+        error = (batch.returns[t] - batch.values[t] - change) ** 2
+        terms.append([-gain, error, -entropies[t], ratio - 1 - math.log(ratio), abs(ratio - 1) > 0.2])
+    expected = torch.tensor(terms).mean(dim=0)
+    names = ["policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction"]
+    close(torch.stack([losses[name] for name in names]), expected, 1e-5)
+    close(losses["loss"], expected[0] + 0.4 * expected[1] + 0.7 * expected[2], 1e-5)
 
 
 CORE = replace(small_core(), layers=3, depth=CALM("classifier"))

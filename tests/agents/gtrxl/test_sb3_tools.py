@@ -1,6 +1,7 @@
 """Unmodified tools of Stable-Baselines3 work with the agent."""
 
 import csv
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -20,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecFram
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlxf import GTrXLPPO
+from rlxf.agents.gtrxl.training_algorithm import PolicyUpdate
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.tmaze_vector import TMazeVector
 from rlxf.training import linear
@@ -211,6 +213,19 @@ def test_target_kl_ends_an_update_early():
 
     assert steps(None) == 5 * 3
     assert 1 <= steps(1e-4) < 5 * 3
+
+
+@pytest.mark.parametrize(("target_kl", "goes_on"), [(0.0126, True), (0.0124, False)])
+def test_an_update_ends_above_one_and_a_half_times_the_target_kl(target_kl, goes_on):
+    """As in SB3. Log probabilities that decrease by 0.2 have the estimate exp(-0.2) - 1 + 0.2 = 0.0187."""
+    agent = small_agent(scripts(shifted(3)))
+    batch = all_segments(next(rollouts(agent, 1)))
+    batch = replace(batch, log_probs=batch.log_probs + 0.2)
+    before = parameters(agent)
+    update = PolicyUpdate(agent.policy, agent.objective(), max_grad_norm=0.5, target_kl=target_kl)
+    assert update.epoch([batch]) == goes_on
+    assert update.metrics()["approx_kl"] == pytest.approx(0.0187, abs=1e-4)
+    assert same(before, parameters(agent)) != goes_on
 
 
 class Doubled(BaseFeaturesExtractor):

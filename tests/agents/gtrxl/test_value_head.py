@@ -67,18 +67,18 @@ def new_head() -> PopArtHead:
     return value_head
 
 
-@pytest.mark.parametrize("reward", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("reward", [1e-6, 1.0, 1e6, -1e-6])
 def test_a_single_reward_after_rollouts_without_rewards(reward):
     value_head, latent = new_head(), torch.randn(4, 8)
     for _ in range(50):
         value_head.update(torch.zeros(100))
         assert not value_head(latent).any()
     value_head.update(reward * torch.eye(100)[0])
-    assert value_head.deviation > 1e-3 * reward
+    assert value_head.deviation > 1e-3 * abs(reward)
     torch.testing.assert_close(value_head(latent), value_head.mean.float().expand(4, 1))
     for _ in range(1000):
         value_head.update(torch.zeros(100))
-    assert value_head.deviation == pytest.approx(MIN_STD * min(1, reward))
+    assert value_head.deviation == pytest.approx(MIN_STD * min(1, abs(reward)))
 
 
 @pytest.mark.parametrize("returns", [1e-6, 1.0, 1e6])

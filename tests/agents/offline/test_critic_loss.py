@@ -94,12 +94,12 @@ def slow_critic_loss(agent, windows, chosen, n_steps):
 def test_the_loss_of_the_critic_equals_a_slow_loop(name, n_steps, monkeypatch):
     agent = agent_of(name, n_steps)
     model, batch = agent.policy.eval(), Windows(agent.trajectories, K).starting_at(STARTS)
-    monkeypatch.setattr(model.loss.head, "add_target_noise", lambda action: action)
+    monkeypatch.setattr(model.loss.head, "add_target_noise", lambda action: action + 0.5)
     windows = model.critic_windows(batch, model.steps(batch))
     chosen = model.loss.head.network_action(torch.randn(*windows.mask.shape, model.transformer.spec.width))
     with torch.no_grad():
         found, _ = model.loss._critic_loss(chosen, windows)
-        expected = slow_critic_loss(agent, windows, chosen, n_steps)
+        expected = slow_critic_loss(agent, windows, chosen + 0.5, n_steps)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 

@@ -95,6 +95,23 @@ def test_the_entropy_of_a_squashed_gaussian_is_estimated_without_bias():
     assert head.entropy(y).mean() == pytest.approx(expected.item(), abs=6 * spread.item() / 200)
 
 
+@pytest.mark.parametrize(("raw", "expected"), [(-50.0, -5.0), (0.0, -1.5), (50.0, 2.0)])
+def test_log_standard_deviations_are_within_their_range(raw, expected):
+    """Zheng et al. 2022 squash them to the range from -5 to 2."""
+    head = gaussian().requires_grad_(False)
+    head.net.weight.zero_()
+    head.net.bias[2:] = raw
+    assert head._moments(draw(3, 6))[1].unique().tolist() == pytest.approx([expected])
+
+
+def test_default_lower_bounds_of_the_entropy():
+    """Minus the number of continuous actions, or a fifth of the largest entropy of discrete ones."""
+    assert gaussian().default_target_entropy() == -2
+    head = CategoricalHead(6, DiscreteActions(CHOICES))
+    largest = categorical_entropy((torch.zeros(1, 2), torch.zeros(1, 5))).item()
+    assert head.default_target_entropy() == pytest.approx(0.2 * largest)
+
+
 def test_samples_are_within_the_bounds_with_the_mode_as_median():
     head, y = gaussian(), draw(1, 6).expand(5_000, 6)
     sample, mode = head.choose(y, deterministic=False), head.choose(y[:1], deterministic=True)
@@ -108,6 +125,13 @@ def test_bounded_box_dimensions_are_scaled():
     form = BoxActions(space)
     actions = torch.tensor([[-2.0, 10.0, 7.0], [1.0, 5.0, -3.0]])
     torch.testing.assert_close(form(actions), torch.tensor([[-1.0, 1.0, 7.0], [0.5, 0.0, -3.0]]))
+    torch.testing.assert_close(form.unscale(form(actions)), actions)
+
+
+def test_box_dimensions_with_equal_bounds_are_not_scaled():
+    form = BoxActions(spaces.Box(torch.tensor([-2.0, 3.0]).numpy(), torch.tensor([2.0, 3.0]).numpy()))
+    actions = torch.tensor([[-1.0, 3.0]])
+    torch.testing.assert_close(form(actions), torch.tensor([[-0.5, 3.0]]))
     torch.testing.assert_close(form.unscale(form(actions)), actions)
 
 
@@ -130,6 +154,19 @@ def test_samples_follow_the_probabilities_of_the_head():
 def test_the_deterministic_head_ignores_sampling():
     head, y = DeterministicHead(6, BoxActions(BOX)), draw(4, 6).float()
     assert torch.equal(head.choose(y, deterministic=True), head.choose(y, deterministic=False))
+
+
+def test_noise_on_actions_of_targets_is_clipped_and_keeps_the_bounds():
+    space = spaces.Box(torch.tensor([-2.0, -math.inf]).numpy(), torch.tensor([2.0, math.inf]).numpy())
+    head, actions = DeterministicHead(6, BoxActions(space)), torch.tensor([0.9, 3.0]).expand(20_000, 2)
+    torch.manual_seed(0)
+    bounded, free = (head.add_target_noise(actions) - actions).unbind(-1)
+    assert (bounded.min().item(), bounded.max().item()) == pytest.approx((-0.5, 0.1))
+    assert (free.min().item(), free.max().item()) == pytest.approx((-0.5, 0.5))
+    assert free.std().item() == pytest.approx(0.2, abs=0.01)
+    choices = CategoricalHead(6, DiscreteActions(CHOICES))
+    probabilities = choices.network_action(torch.zeros(3, 6))
+    assert choices.add_target_noise(probabilities) is probabilities
 
 
 @pytest.mark.parametrize(("target", "sign"), [(100.0, -1), (-100.0, 1)])

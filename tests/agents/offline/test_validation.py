@@ -117,6 +117,16 @@ def test_the_loss_is_deterministic_and_does_not_affect_the_training(name):
     )
 
 
+def test_random_numbers_of_a_module_of_the_user_are_the_same_in_each_validation():
+    agent = next(iter(MAKERS.values()))(**SHARE)
+    losses = agent.validation_losses()
+    agent.policy.features.register_forward_hook(lambda module, inputs, y: y + torch.randn_like(y))
+    noisy = agent.validation_losses()
+    assert noisy != losses
+    torch.manual_seed(7)
+    assert agent.validation_losses() == noisy
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_loss_does_not_depend_on_the_batch_size(name):
     one, other = MAKERS[name](**SHARE), MAKERS[name](**SHARE, batch_size=3)
