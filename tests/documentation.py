@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 from rlxf.cli import main
 from tests.sources import ROOT
@@ -116,17 +117,24 @@ def run_page(text: str, page: str) -> dict[str, object]:
     Raises:
         AssertionError: if an output differs from that of the page, or a bash block fails.
     """
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in programs(text):
-        if not block.run:
-            continue
-        if block.language == "python":
-            check_output(block, _run_python(block, page, namespace), page)
-        else:
-            printed = _run_bash(block, page)
-            if block.output is not None:
-                check_output(block, printed, page)
-    return namespace
+    module = ModuleType("__main__")  # for texts such as f"{__name__}:MyTask"
+    caller, sys.modules["__main__"] = sys.modules["__main__"], module
+    try:
+        for block in programs(text):
+            if block.run:
+                _run_block(block, page, vars(module))
+    finally:
+        sys.modules["__main__"] = caller
+    return vars(module)
+
+
+def _run_block(block: Block, page: str, namespace: dict[str, object]) -> None:
+    if block.language == "python":
+        check_output(block, _run_python(block, page, namespace), page)
+        return
+    printed = _run_bash(block, page)
+    if block.output is not None:
+        check_output(block, printed, page)
 
 
 def _run_python(block: Block, page: str, namespace: dict[str, object]) -> str:

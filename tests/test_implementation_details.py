@@ -10,7 +10,9 @@ from website.source_lines import SOURCE_LINK, definitions, with_lines
 from tests.sources import ROOT, parsed
 
 PAGES = sorted((ROOT / "docs" / "explanation").glob("implementation-details-*.md"))
-DETAIL = re.compile(r"^(\d+)\. (.*?)(?=^\d+\. |^## |\Z)", re.MULTILINE | re.DOTALL)
+DETAIL = re.compile(r"^\| (\d+) \| (\*\*.*) \|$", re.MULTILINE)
+NOTE = re.compile(r"^- \*\*(\d+)\.\*\* ", re.MULTILINE)
+EFFECTS = ("none", "worse", "better", "measured", "not measured")
 
 
 def source_links(page: Path) -> list[tuple[str, str]]:
@@ -34,12 +36,17 @@ def test_linked_files_define_the_named_functions(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_details_are_numbered_and_have_a_source_and_an_effect(page):
-    details = DETAIL.findall(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    details, notes = DETAIL.findall(text), NOTE.findall(text)
     assert [int(number) for number, _ in details] == list(range(1, len(details) + 1))
     assert 25 <= len(details) <= 40  # the pages stay readable
-    for number, text in details:
-        assert SOURCE_LINK.search(text), f"detail {number} of {page.stem} has no source"
-        assert "easured" in text, f"detail {number} of {page.stem} does not say what was measured"
+    for number, row in details:
+        effect = row.rpartition(" | ")[2]
+        assert SOURCE_LINK.search(row), f"detail {number} of {page.stem} has no source"
+        assert effect.startswith(EFFECTS), f"detail {number} of {page.stem} does not say what was measured"
+        assert effect.startswith(("none", "not")) or number in notes, (
+            f"the effect of {number} is not described"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

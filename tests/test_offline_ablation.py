@@ -78,4 +78,4 @@ def test_unknown_changes_are_refused():
 
 def test_details_are_those_of_the_page():
     page = (ROOT / "docs/explanation/implementation-details-decision-transformer.md").read_text("utf-8")
-    assert all(f"\n{detail}. **" in page for detail in DETAILS.values() if detail)
+    assert all(f"\n| {detail} | **" in page for detail in DETAILS.values() if detail)

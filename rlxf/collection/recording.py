@@ -126,7 +126,7 @@ class Recorder(VecEnvWrapper):
     """Wrapper that records every step of parallel environments without changing it.
 
     It must be inside all wrappers that change observations and rewards for the agent, such as
-    ``VecNormalize``, in order to record raw values. Filler rows (`GymnasiumVecEnv`) are left out.
+    ``VecNormalize``, in order to record raw values. Reset steps (`GymnasiumVecEnv`) are left out.
 
     Args:
         venv: the environments.

@@ -1,4 +1,4 @@
-"""Filler rows of environments that reset in the step after the end of an episode (NEXT_STEP).
+"""Reset steps of environments that reset in the step after the end of an episode (NEXT_STEP).
 
 `rlxf.envs.vector.GymnasiumVecEnv` marks them. They are steps of no episode.
 """
@@ -23,16 +23,16 @@ from rlxf.utils.warnings import warn_user
 
 
 def has_filler_rows(env: VecEnv) -> bool:
-    """Return whether a filler row follows the end of each episode (NEXT_STEP); see `GymnasiumVecEnv`."""
+    """Return whether a reset step follows the end of each episode (NEXT_STEP); see `GymnasiumVecEnv`."""
     inner = env.unwrapped
     next_step = AutoresetMode.NEXT_STEP
     return isinstance(inner, GymnasiumVecEnv) and inner.env.metadata["autoreset_mode"] is next_step
 
 
 def check_frame_stack(env: VecEnv) -> None:
-    """Raise ValueError if a ``VecFrameStack`` is around environments with filler rows.
+    """Raise ValueError if a ``VecFrameStack`` is around environments with reset steps.
 
-    It clears its frames at the end of an episode. The first observation of the next one, in the filler row,
+    It clears its frames at the end of an episode. The first observation of the next one, in the reset step,
     would be stacked on the last of the previous one.
     """
     if is_vecenv_wrapped(env, VecFrameStack) and has_filler_rows(env):
@@ -43,7 +43,7 @@ def check_frame_stack(env: VecEnv) -> None:
 
 
 def warn_of_counted_filler_rows(env: VecEnv) -> None:
-    """Warn if a ``VecMonitor`` counts filler rows as steps of episodes."""
+    """Warn if a ``VecMonitor`` counts reset steps as steps of episodes."""
     if is_vecenv_wrapped(env, VecMonitor) and has_filler_rows(env):
         warn_user(
             "VecMonitor reports each episode but the first one a step too long if autoreset_mode=NEXT_STEP: "
@@ -52,7 +52,7 @@ def warn_of_counted_filler_rows(env: VecEnv) -> None:
 
 
 def shows_filler_rows(env: VecEnv, observation: VecEnvObs) -> bool:
-    """Return whether an observation is the latest of the environments and the next step has a filler row.
+    """Return whether an observation is the latest of the environments and the next step is a reset step.
 
     The result is False after `GymnasiumVecEnv.load_state` until the next step, because the latest observation
     is unknown.

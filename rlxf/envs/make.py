@@ -261,7 +261,7 @@ def _has_vector_entry_point(spec: EnvSpec, kwargs: dict[str, Any]) -> bool:
 def _vector_entry_point_env(spec: EnvSpec, n_envs: int, kwargs: dict[str, Any]) -> VecEnv | None:
     """Create the environment's own vector environment; None if it does not reset in the same step.
 
-    Next-step autoreset costs one filler row per episode.
+    Next-step autoreset costs one reset step per episode.
     """
     with creation_errors(spec, kwargs):
         env = gymnasium.make_vec(spec.id, n_envs, vectorization_mode="vector_entry_point", **kwargs)

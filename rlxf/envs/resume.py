@@ -157,7 +157,7 @@ def try_resume_episodes(
 def _stateful(env: VecEnv) -> GymnasiumVecEnv | None:
     """Return the `GymnasiumVecEnv` inside all wrappers, unless its environments can be replayed.
 
-    These are all `ActionReplay`. Filler rows cannot be replayed, because the vector environment owns them.
+    These are all `ActionReplay`. Reset steps cannot be replayed, because the vector environment owns them.
     """
     inner = env.unwrapped
     if not isinstance(inner, GymnasiumVecEnv):

@@ -119,7 +119,7 @@ these steps.
 
 
 def is_filler(infos: Sequence[dict[str, Any]]) -> NDArray[np.bool_]:
-    """Return the mask of the environments whose step is a filler row, bool (N,); see `GymnasiumVecEnv`."""
+    """Return the mask of the environments whose step is a reset step, bool (N,); see `GymnasiumVecEnv`."""
     return np.array([info.get("filler", False) for info in infos], np.bool_)
 
 

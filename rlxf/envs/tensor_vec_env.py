@@ -118,7 +118,7 @@ class TensorStep:
         ends: (N,) bool, whether the episode ended with the step.
         truncated: (N,) bool, whether it was truncated and not terminated.
         last: (N, ...), of which the rows ``ends`` are the last observations of their episodes.
-        filler_next: (N,) bool, whether the next step is a filler row (NEXT_STEP).
+        filler_next: (N,) bool, whether the next step is a reset step (NEXT_STEP).
         infos: infos as in `GymnasiumVecEnv`, with tensors as terminal observations. Of the infos of the
             environments they contain only ``is_success``.
         valid: False if a number is not finite, or an observation is outside of its space.
@@ -173,7 +173,7 @@ class TensorVecEnv(GymnasiumVecEnv):
     _returns: Tensor
     _lengths: Tensor
     _filler_rows: list[int]
-    """Numbers of the environments whose next step is a filler row."""
+    """Numbers of the environments whose next step is a reset step."""
 
     def __init__(self, env: VectorEnv):
         declared = _declared_device(env)
@@ -245,7 +245,7 @@ class TensorVecEnv(GymnasiumVecEnv):
         return map_parts(observations, torch.clone), rewards.clone(), successes
 
     def _count_step(self, rewards: Tensor) -> dict[int, Info]:
-        """Add a step to returns and lengths of the episodes, and return the infos of filler rows."""
+        """Add a step to returns and lengths of the episodes, and return the infos of reset steps."""
         self._returns, self._lengths = self._returns + rewards, self._lengths + ~self.filler_next
         rows: dict[int, Info] = {i: {"filler": True} for i in self._filler_rows}
         self.filler_next = torch.zeros_like(self.filler_next)

@@ -63,15 +63,15 @@ class GymnasiumVecEnv(VecEnv):
     - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`; that
       of the environment's own `Monitor` if it has one, without the wrappers around it.
 
-    All other infos, except those of fillers, are separate empty dicts: filling them in each step would take
-    longer than the step of a small environment. Rewards are float32 (N,), done flags bool (N,).
+    All other infos, except those of reset steps, are separate empty dicts: filling them in each step would
+    take longer than the step of a small environment. Rewards are float32 (N,), done flags bool (N,).
 
     The observation of a step that ends an episode depends on ``env.metadata["autoreset_mode"]``:
 
     - SAME_STEP and DISABLED: the first observation of the next episode, as Stable-Baselines3 expects. With
       DISABLED, this class resets the environments whose episode ended (``options={"reset_mask": ends}``).
     - NEXT_STEP: the last observation of the episode, and ``infos[i]["filler_next"]`` is True: the next step
-      of the environment is a filler. A filler ignores its action, has reward 0, ends no episode and counts
+      of the environment is a reset step. It ignores its action, has reward 0, ends no episode and counts
       in no episode. It has ``infos[i]["filler"]`` True and the first observation of the next episode. A
       learner must mask the transition that starts from the last observation.
 
@@ -79,7 +79,7 @@ class GymnasiumVecEnv(VecEnv):
         env: the vector environment. It must return new arrays in each step (``copy=True``).
 
     Attributes:
-        filler_next: mask of the environments whose next step is a filler, bool (N,).
+        filler_next: mask of the environments whose next step is a reset step, bool (N,).
         last_observation: observation of the last `step` or `reset`; None before the first, also after
             `load_state`.
 
@@ -148,7 +148,7 @@ class GymnasiumVecEnv(VecEnv):
         self.last_observation = None
 
     def counts(self) -> dict[str, Any]:
-        """Return the returns and lengths of the current episodes, and which are at a filler, as JSON."""
+        """Return the returns and lengths of the current episodes, and which are at a reset step, as JSON."""
         return {
             "returns": self._returns.tolist(),
             "lengths": self._lengths.tolist(),

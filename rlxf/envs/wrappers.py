@@ -227,7 +227,7 @@ class ReturnToGo(VecEnvWrapper):
     - ``time_step`` int64 (1,): steps since the start of the episode, from 0.
 
     When an episode ends, all of them restart, and ``info["terminal_observation"]`` has their last values.
-    A filler row (`GymnasiumVecEnv`) is not a step: after it, the episode is at its start.
+    A reset step (`GymnasiumVecEnv`) is part of no episode: after it, the episode is at its start.
 
     Args:
         venv: the environments. Their rewards must not be scaled by a ``VecNormalize``, because the target is

@@ -126,11 +126,11 @@ def _innermost(env: EnvLike) -> set[int]:
 
 
 def warn_of_filler_rows(agent: Any, env: VecEnv) -> None:
-    """Warn if the environment has filler rows and the memory of the agent persists across episodes."""
+    """Warn if the environment has reset steps and the memory of the agent persists across episodes."""
     if has_persistent_memory(agent) and has_filler_rows(env):
         warn_user(
-            "with persist_memory_across_episodes=True the agent processes filler rows, which training "
-            "masked, as steps and stores them in its memory: evaluate with "
+            "with persist_memory_across_episodes=True the agent processes reset steps, which training "
+            "masked, as steps of episodes and stores them in its memory: evaluate with "
             "autoreset_mode=AutoresetMode.SAME_STEP"
         )
 
@@ -149,7 +149,7 @@ def is_monitored(env: VecEnv) -> bool:
     """Return whether SB3's ``Monitor`` or ``VecMonitor`` reports the raw return of each episode.
 
     A ``VecMonitor`` around a ``VecNormalize`` reports the sum of scaled rewards, and one around environments
-    with filler rows counts them as steps.
+    with reset steps counts them as steps of episodes.
     """
     monitor = unwrap_vec_wrapper(env, VecMonitor)
     if monitor is None:

@@ -127,7 +127,7 @@ def evaluate(
             different version of the environment of the data; if the agent was trained with a ``VecNormalize``
             whose statistics are missing; if a wrapper of Gymnasium changes the rewards of which returns are
             sums; if there is a single episode, so there is no interval; if the memory
-            of the agent persists across episodes and ``env`` has filler rows (NEXT_STEP); if episodes may
+            of the agent persists across episodes and ``env`` has reset steps (NEXT_STEP); if episodes may
             never end (`play`).
     """
     _check(agent, episodes, n_envs)

@@ -70,7 +70,7 @@ def play(
         dones = np.asarray(dones).astype(bool, copy=False)
         watch.record(step + 1, dones, playing)
         yield rewards, dones, infos
-        # A filler row is part of no episode, so the agent resets its state after it.
+        # A reset step is part of no episode, so the agent resets its state after it.
         starts = dones | is_filler(infos)
         if active is not None:
             before, playing = playing, active()

@@ -16,6 +16,7 @@ from rlxf.data import HighReturns
 from rlxf.training import linear
 from rlxf.tuned import COMMANDS, description, tuned_file, tuned_files
 from tests.cli.running import refused
+from tests.sources import ROOT
 
 FILES = [(command, name) for command in COMMANDS for name in tuned_files(command)]
 
@@ -50,6 +51,13 @@ def test_the_command_of_settings_measures_them(name):
         assert settings.keys() <= {"env", "env_kwargs", "total_timesteps"}
     else:
         assert measured.startswith(("rlxf experiment scripts/", f"rlxf train gtrxl --tuned {name}"))
+
+
+@pytest.mark.parametrize(("command", "name"), FILES)
+def test_the_documentation_lists_settings_with_their_results(command, name):
+    page = (ROOT / "docs" / "how-to" / "use-settings-files.md").read_text(encoding="utf-8")
+    task, result, _ = description(tuned_file(name, command))
+    assert f"\n| `{command}` | `{name}` | {task} | {result} |\n" in page
 
 
 def test_names_are_unique_over_all_commands():

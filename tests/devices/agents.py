@@ -49,7 +49,7 @@ GTRXL: dict[str, dict[str, Any]] = {
     "images": {"policy": "CnnGTrXLPolicy"},
     "Dict observations": {"policy": "MultiInputGTrXLPolicy"},
     "recomputed memory": {"recompute_memory": True},
-    "filler rows": {"env": lambda: next_step_scripts(shifted(2))},
+    "reset steps": {"env": lambda: next_step_scripts(shifted(2))},
     "memory across episodes": {"persist_memory_across_episodes": True},
 }
 OFFLINE: dict[str, tuple[type, dict[str, Any]]] = {

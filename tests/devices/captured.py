@@ -163,7 +163,7 @@ def check_new_parameters() -> None:
 
 
 def check_irregular_batches() -> None:
-    """Compare an agent with filler rows, for which not all minibatches are regular, with the CPU."""
+    """Compare an agent with reset steps, for which not all minibatches are regular, with the CPU."""
     regular: list[bool] = []
     real = ppo.has_consecutive_steps
 
@@ -173,8 +173,8 @@ def check_irregular_batches() -> None:
 
     record = patch.object(ppo, "has_consecutive_steps", has_consecutive_steps)
     with captures(), record, accelerator.random_numbers_of_cpu():
-        own = capturing_agent("filler rows").learn(16)
-    check_weights(own, gtrxl_agent("filler rows", "cpu").learn(16))
+        own = capturing_agent("reset steps").learn(16)
+    check_weights(own, gtrxl_agent("reset steps", "cpu").learn(16))
     assert not all(regular)
 
 

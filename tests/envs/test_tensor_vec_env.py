@@ -383,7 +383,7 @@ def test_sparse_infos_are_a_sequence_of_dicts():
 
 
 def test_state_continues_with_the_same_episodes():
-    """The rest of the counts, and the filler rows, are those of the environment that was not saved."""
+    """The rest of the counts, and the reset steps, are those of the environment that was not saved."""
 
     def made() -> TensorVecEnv:
         return TensorVecEnv(TMazeTensor(2, 2, autoreset_mode="NextStep", device="cpu"))

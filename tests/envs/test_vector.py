@@ -122,9 +122,9 @@ def end_of(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def rollout(env: VecEnv, seed: int, steps: int = 40) -> list[list[tuple]]:
-    """Return the rows (next observation, reward, done, end entries) of each environment without fillers.
+    """Return the rows (next observation, reward, done, end entries) of each environment without reset steps.
 
-    Actions depend on the environment and its number of steps without fillers, so fillers do not shift them.
+    Actions depend on the environment and its number of other steps, so reset steps do not shift them.
     """
     env.seed(seed)
     first = env.reset()
@@ -333,7 +333,7 @@ def test_unsupported_space_raises():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_evaluate_policy_counts_the_same_episodes(mode):
-    """SB3 gets the returns and lengths of whole episodes without fillers."""
+    """SB3 gets the returns and lengths of whole episodes without reset steps."""
     model = PPO("MlpPolicy", by_sb3(n=1), n_steps=8, batch_size=8, seed=0, device="cpu")
 
     def episodes(env: VecEnv) -> Any:

@@ -26,7 +26,7 @@ def test_quotas_are_even_and_add_up(episodes, n_envs):
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 12))
 def test_equals_a_loop_over_single_environments(data, n_envs, episodes):
-    """Random rewards, ends and filler rows, compared with sums for one environment at a time."""
+    """Random rewards, ends and reset steps, compared with sums for one environment at a time."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     steps = []
     tally = EpisodeCounter(quotas(episodes, n_envs), accumulated_score)

@@ -103,7 +103,7 @@ class Counter:
 
 
 class NextStepReset(VecEnvWrapper):
-    """Wrapper with next-step autoreset, as in Gymnasium's vector environments; fillers have reward 1000."""
+    """Wrapper with next-step autoreset, as in Gymnasium; reset steps have reward 1000."""
 
     def reset(self):
         self.ended = np.zeros(self.num_envs, dtype=bool)

@@ -138,7 +138,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
 
         Warns:
             UserWarning: additionally once, if memory persists across episodes and an observation of the
-                agent's environments holds filler rows (NEXT_STEP), which are then treated as steps.
+                agent's environments is from reset steps (NEXT_STEP), which then count as steps.
         """
         check_not_reset_result(observation)
         if self.persist_memory_across_episodes and not self._warned_of_filler and self.env is not None:

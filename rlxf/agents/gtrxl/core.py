@@ -103,13 +103,13 @@ def check_recomputable(core: TransformerSpec) -> None:
 
 
 def check_filler_rows(core: TransformerSpec, env: VecEnv) -> None:
-    """Raise ValueError if the filler rows of environments would damage a memory across episodes."""
+    """Raise ValueError if the reset steps of environments would damage a memory across episodes."""
     if core.memory is not None and has_filler_rows(env):
         try:
             core.memory.check_gaps()
         except ValueError as error:
             raise ValueError(
-                f"autoreset_mode=NEXT_STEP inserts a filler row after each episode, and with "
+                f"autoreset_mode=NEXT_STEP inserts a reset step after each episode, and with "
                 f"persist_memory_across_episodes=True {error}; create the environments with "
                 f"autoreset_mode=AutoresetMode.SAME_STEP"
             ) from error
@@ -149,12 +149,12 @@ def warn_of_untrained_memory(core: TransformerSpec, segment_length: int) -> None
 
 
 def warned_of_filler_rows(env: VecEnv, observation: Any) -> bool:
-    """Warn if an observation of the agent's environments holds filler rows; return whether it did."""
+    """Warn if an observation of the agent's environments is from reset steps; return whether it did."""
     if not shows_filler_rows(env, observation):
         return False
     warn_user(
-        "with persist_memory_across_episodes=True predict treats filler rows as steps and stores them in "
-        "memory, although training skips them: predict in environments with "
+        "with persist_memory_across_episodes=True predict treats reset steps as steps of episodes and stores "
+        "them in memory, although training skips them: predict in environments with "
         "autoreset_mode=AutoresetMode.SAME_STEP"
     )
     return True

@@ -37,7 +37,7 @@ class StepResults:
         truncated: (N,) int64, numbers of the environments whose episode was truncated and not terminated.
         last_obs: observations (N, ...) at the end of these episodes; None with N = 0.
         lost: (E,) bool, the environments that crashed; None if none crashed.
-        filler_next: (E,) bool, whether the next step is a filler row.
+        filler_next: (E,) bool, whether the next step is a reset step.
     """
 
     obs: Any

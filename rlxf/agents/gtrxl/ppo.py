@@ -123,14 +123,14 @@ class GTrXLPPO(TrainingLoop):
             float32. PPO's ratio is then not exactly 1 in the first minibatch of an update.
         compile: on a CPU, compile the acting step of the network, for rollouts and ``predict``, and also
             losses and gradients, except for updates with micro-batches, of several processes, of segments of
-            one step, or of minibatches with filler rows. This needs a C++ compiler, and 10 to 60 seconds for
+            one step, or of minibatches with reset steps. This needs a C++ compiler, and 10 to 60 seconds for
             each number of environments that act at once and for each size of minibatch. Results are equal up
             to rounding. If a part cannot be compiled, a warning names the reason, and the agent computes it
             as without this argument. Attributes of modules that change later have no effect on what is
             compiled. Hooks, and parts whose modules were replaced, are described for `cuda_graphs`. Not
             saved with the agent; `load` accepts it.
         cuda_graphs: on a GPU, capture the acting step as a CUDA graph, and also losses and gradients, except
-            for updates with micro-batches or of minibatches with filler rows. This takes up to two
+            for updates with micro-batches or of minibatches with reset steps. This takes up to two
             seconds, and memory, for each number of environments and each size of minibatch. Results are equal
             up to rounding. If a part cannot be captured, a warning names the reason. Attributes of modules
             that change later have no effect on what is captured. After a module was replaced, the step and

@@ -35,7 +35,7 @@ class SegmentBatch:
         values: (N,), value estimates in the rollout.
         advantages: (N,), advantage estimates.
         returns: (N,), targets of the values.
-        weight: (N,), 1 for a step to train on, 0 for a filler row.
+        weight: (N,), 1 for a step to train on, 0 for a reset step.
         index: (B, T), positions and episodes of the steps.
         state: memory before each segment.
     """
@@ -155,7 +155,7 @@ class SegmentBuffer:
 
     @property
     def weight(self) -> Tensor:
-        """Weights (E, steps): 1 for a step to train on, 0 for a filler row."""
+        """Weights (E, steps): 1 for a step to train on, 0 for a reset step."""
         if self._weight is None:
             self._weight = (self.index.episode[:, self.memory_length :] != EMPTY).to(self.rewards.dtype)
         return self._weight
@@ -207,7 +207,7 @@ class SegmentBuffer:
             step: the step of the policy.
             rewards: (E,).
             dones: (E,) bool, whether the step ended its episode.
-            index: (E, 1), position and episode; episode -1 for filler rows and crashed environments.
+            index: (E, 1), position and episode; episode -1 for reset steps and crashed environments.
         """
         for stored, new in zip(obs_tensors(self.obs), obs_tensors(step.obs), strict=True):
             stored[:, self.step] = new

@@ -34,7 +34,7 @@ class RecentSteps:
     Args:
         obs: observations (E, P, ...).
         previous: (E, P, A), the encoded previous actions.
-        index: (E, P), positions and episodes of the steps; only filler rows are empty slots.
+        index: (E, P), positions and episodes of the steps; only reset steps are empty slots.
     """
 
     obs: PyTorchObs
@@ -115,9 +115,9 @@ class RolloutCollector:
     obs: Any
     """Observations (E, ...) before the next step, as the environments returned them."""
     episode_start: Tensor
-    """(E,) bool: True where the last step ended an episode, was a filler row or crashed, or after `reset`."""
+    """(E,) bool: True where the last step ended an episode, was a reset step or crashed, or after `reset`."""
     filler: Tensor
-    """True where the next step is a filler row, (E,) bool."""
+    """True where the next step is a reset step, (E,) bool."""
     state: RecurrentPolicyState
     """Recurrent state of the policy."""
 

@@ -208,7 +208,7 @@ class TrainingLoop(ResumableAgent):
             ValueError: before the first step, if ``total_timesteps`` is negative or has a fraction,
                 ``log_interval`` is less than 1, the agent was loaded without an environment, a schedule is
                 lost (`UnknownSchedule`) or becomes negative, the agent has a datastore, a block of
-                its `Compressive` memory would contain a filler row and never be compressed, or its settings
+                its `Compressive` memory would contain a reset step and never be compressed, or its settings
                 differ from those of the file to resume from.
             FileNotFoundError: if the file does not exist.
             CheckpointError: if the file is truncated, altered or of a different type, or was not written by

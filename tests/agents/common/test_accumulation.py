@@ -119,7 +119,7 @@ def test_ppo_update_is_that_of_the_whole_minibatch(core):
     batch = in_double(agent, buffer)
     counts = [int(part.weight.sum()) for part in batch.split(5)]
     assert len(counts) == 5
-    assert len(set(counts)) > 1  # filler rows: the means of the micro-batches have unequal weights
+    assert len(set(counts)) > 1  # reset steps: the means of the micro-batches have unequal weights
     assert_equal_updates(ppo_update(agent, batch, 5), ppo_update(agent, batch, 1))
 
 

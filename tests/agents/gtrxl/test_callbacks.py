@@ -157,7 +157,7 @@ def by_hand(weights, distance, memory) -> tuple[float, float]:
 def test_share_and_distance_are_means_over_attention(total):
     generator = torch.Generator().manual_seed(0)
     weights = total * torch.rand(2, 3, 4, 9, generator=generator, dtype=torch.float64).softmax(-1)
-    weights[0, :, 1] = 0.0  # a filler row
+    weights[0, :, 1] = 0.0  # a reset step
     distance = torch.arange(4)[:, None] + 5 - torch.arange(9)
     actual = memory_attention_share(weights), mean_attention_distance(weights, distance.expand(2, 4, 9))
     assert actual == pytest.approx(by_hand(weights, distance.expand(2, 4, 9), memory=5))

@@ -45,7 +45,7 @@ class FakePool(VectorEnv, gymnasium.Env):
 
 
 def check_training(env: Any, seed: int | None) -> list[tuple[float, int]]:
-    """Train, check that filler rows are masked, and return the returns and lengths of the episodes."""
+    """Train, check that reset steps are masked, and return the returns and lengths of the episodes."""
     assert isinstance(as_vec_env(env), GymnasiumVecEnv)
     agent = small_agent(env, seed=seed)
     agent.learn(16 * env.num_envs)

@@ -90,7 +90,7 @@ def limited_to_memory(core: TransformerSpec, **choice: Any) -> TransformerSpec:
 MAKERS = {
     "id": lambda: "rlxf/TMaze-v0",
     "VecEnv": lambda: scripts(shifted(3)),
-    "filler rows": lambda: next_step_scripts(shifted(3)),
+    "reset steps": lambda: next_step_scripts(shifted(3)),
 }
 
 

@@ -77,7 +77,7 @@ def test_compressive_memory_with_filler_rows_is_rejected(wrapped):
     core = replace(small_core(), memory=Compressive(2, 4, 3), pattern=Full())
     env = as_vec_env(next_step_scripts(shifted(2)))
     agent = persistent_agent(VecNormalize(env) if wrapped else env, core=core)
-    with pytest.raises(ValueError, match=r"filler row .*Compressive.* discard every block .*SAME_STEP"):
+    with pytest.raises(ValueError, match=r"reset step .*Compressive.* discard every block .*SAME_STEP"):
         agent.learn(32)
     assert agent.num_timesteps == 0
     agent.set_env(scripts(shifted(2)))
@@ -247,19 +247,19 @@ def test_evaluation_warns_of_filler_rows_across_episodes(world, across):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         evaluate(agent, world(shifted(2)), 2)
-    about = [each.filename for each in caught if "filler rows" in str(each.message)]
+    about = [each.filename for each in caught if "reset steps" in str(each.message)]
     assert about == [__file__] * (across and world is next_step_scripts)
 
 
 def count_filler_warnings(agent, env):
-    """Count the warnings of filler rows from predict in a user-defined loop."""
+    """Count the warnings of reset steps from predict in a user-defined loop."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         obs, state, starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
         for _ in range(30):
             actions, state = agent.predict(obs, state, starts)
             obs, _, starts, _ = env.step(actions)
-    return sum("filler rows" in str(each.message) for each in caught)
+    return sum("reset steps" in str(each.message) for each in caught)
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, VecMonitor, VecNormalize])

@@ -142,7 +142,7 @@ def test_all_memories(choice, ends):
 @covering(
     2,
     core=RECURRENT_CORES,
-    world={"same step": scripts, "filler rows": lambda ends: as_vec_env(next_step_scripts(ends))},
+    world={"same step": scripts, "reset steps": lambda ends: as_vec_env(next_step_scripts(ends))},
     across={"episodes": False, "across episodes": True},
 )
 def test_recurrent_cores(core, world, across):

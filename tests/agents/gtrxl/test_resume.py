@@ -263,7 +263,7 @@ def test_finished_training_can_be_extended(tmp_path):
 
 LOST = {
     "not replayable": (lambda: scripts(shifted(ENVS)), "are not wrapped in rlxf.envs.ActionReplay"),
-    "filler rows": (lambda: next_step_scripts(shifted(ENVS)), "is not a rlxf.envs.StatefulVectorEnv"),
+    "reset steps": (lambda: next_step_scripts(shifted(ENVS)), "is not a rlxf.envs.StatefulVectorEnv"),
     "kept over resets": (
         lambda: DummyVecEnv([lambda: ActionReplay(Counting())] * ENVS),
         "results in a different episode",

@@ -1,4 +1,4 @@
-"""Rollout buffer: hidden states are stored once, windows are views, filler rows have weight 0."""
+"""Rollout buffer: hidden states are stored once, windows are views, reset steps have weight 0."""
 
 import numpy as np
 import pytest

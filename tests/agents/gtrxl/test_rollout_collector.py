@@ -136,7 +136,7 @@ def differences(agent, number):
 WORLDS = {
     "endless": lambda: scripts(ENDLESS),
     "ending": lambda: scripts(ENDING),
-    "filler rows": lambda: as_vec_env(next_step_scripts(ENDING)),
+    "reset steps": lambda: as_vec_env(next_step_scripts(ENDING)),
 }
 
 

@@ -61,7 +61,7 @@ def test_training_that_changes_weights_does_not_warn(rate, steps):
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_positions_up_to_the_length_of_an_episode_are_sufficient(mode):
-    """A rollout of any length may end with a filler row."""
+    """A rollout of any length may end with a reset step."""
     limit = 5
     makes = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=limit)] * ENVS
     core = replace(small_core(), position=LearnedAbsolute(max_length=limit + 1))

@@ -79,7 +79,7 @@ def test_last_observations_may_be_objects():
 CASES = {
     "vector": lambda: scripts(shifted(ENVS)),
     "Dict and MultiDiscrete": lambda: scripts(shifted(ENVS), DICT, ACTIONS["MultiDiscrete"]),
-    "filler rows": lambda: as_vec_env(next_step_scripts(shifted(ENVS))),
+    "reset steps": lambda: as_vec_env(next_step_scripts(shifted(ENVS))),
 }
 
 

@@ -99,7 +99,7 @@ def sampled(space: spaces.Space, envs: int) -> Any:
 
 
 def next_step_scripts(ends: Sequence[Sequence[int]]) -> SyncVectorEnv:
-    """Return the environments of `scripts` as a Gymnasium vector environment with filler rows."""
+    """Return the environments of `scripts` as a Gymnasium vector environment with reset steps."""
     made = [lambda e=e: Scripted(e, *_copies(VECTOR, ACTIONS["Discrete"])) for e in ends]
     return SyncVectorEnv(made, autoreset_mode=AutoresetMode.NEXT_STEP)
 
