@@ -34,6 +34,7 @@ from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.envs.gymnasium_wrappers import warn_of_unsaved_statistics
 from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.worker_vec_env import restart_counts
+from rlxf.training.checkpoints import load_callback_states
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
 from rlxf.utils.checks import as_whole_number
@@ -201,7 +202,8 @@ class TrainingLoop(ResumableAgent):
                 total. On the same machine the result is bit-identical to an uninterrupted run. The agent must
                 have the same arguments and environments. Environments must be `ActionReplay` or
                 `StatefulVectorEnv`, like those of `rlxf.envs.make_vec_env`; others start new episodes with a
-                warning. Sets the global random number generators of torch, numpy and Python.
+                warning. States of callbacks in the file, such as the best return of an `EvaluationCallback`,
+                are loaded. Sets the global random number generators of torch, numpy and Python.
 
         Raises:
             TypeError: before the first step, if ``total_timesteps`` or ``log_interval`` is not a number.
@@ -239,6 +241,7 @@ class TrainingLoop(ResumableAgent):
         self._warn_of_zero_learning_rate(total_timesteps)
         callback.on_training_start(locals(), globals())
         if run is not None:
+            load_callback_states(callback, run)
             resume.restore_generators(run, self.logger, self.order)
         try:
             self._iterate(total_timesteps, callback, log_interval)

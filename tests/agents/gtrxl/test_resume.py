@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -36,6 +36,7 @@ from rlxf.attention import (
 )
 from rlxf.envs import make_vec_env
 from rlxf.envs.action_replay import ActionReplay
+from rlxf.evaluation.periodic import PeriodicCallback
 from rlxf.training import (
     Archive,
     CheckpointError,
@@ -238,6 +239,54 @@ def test_resumption_is_exact_for_every_memory(tmp_path, name):
 @pytest.mark.parametrize("rollouts", [1, 3, 4])
 def test_resumption_is_exact_at_every_rollout(tmp_path, rollouts):
     assert_resumes(tmp_path, lively, rollouts)
+
+
+class Returns(PeriodicCallback):
+    """Callback with a state: the sums of the rewards of its intervals."""
+
+    def __init__(self):
+        super().__init__(every_steps=ROLLOUT)
+        self.sums = [0.0]
+
+    def _on_step(self):
+        self.sums[-1] += float(self.locals["rewards"].sum())
+        return super()._on_step()
+
+    def on_interval(self):
+        self.sums.append(0.0)
+        return 1
+
+    def expected_steps(self):
+        return 1.0
+
+    def state(self):
+        return super().state() | {"sums": self.sums}
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.sums = state["sums"]
+
+
+def test_the_states_of_callbacks_are_resumed(tmp_path):
+    straight = Returns()
+    begin(lively).learn(TOTAL, straight)
+    saving = CheckpointWriter(tmp_path, every_seconds=0)
+    begin(lively).learn(TOTAL, CallbackList([Rollouts(2), CallbackList([Returns(), Returns()]), saving]))
+    resumed = Returns(), Returns(), Returns()  # the file has no state of the third
+    begin(lively).learn(TOTAL, list(resumed), resume_from=tmp_path)
+    assert resumed[0].sums == resumed[1].sums == straight.sums
+    assert resumed[0].played == straight.played == TOTAL // ROLLOUT
+    assert len(resumed[2].sums) < len(straight.sums)
+
+
+def test_invalid_states_of_callbacks_are_rejected(tmp_path):
+    begin(lively).learn(ROLLOUT, [Returns(), CheckpointWriter(tmp_path)])
+    file = CheckpointFolder(tmp_path).newest()
+    archive = read_archive(file)
+    archive.documents["callbacks"]["Returns"] = {"sums": []}
+    write_archive(file, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="played"):
+        begin(lively).learn(TOTAL, Returns(), resume_from=file)
 
 
 @pytest.mark.thorough
