@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
@@ -95,11 +96,41 @@ def check_new_policy(policy: GTrXLPolicy) -> None:
         ValueError: if values are not 0.
 
     Warns:
-        UserWarning: if the policy flattens images, or a module acts in updates otherwise than in rollouts.
+        UserWarning: if the policy flattens images, its first actions do not fit the bounds of the action
+            space, or a module acts in updates otherwise than in rollouts.
     """
     check_initial_values(policy)
     warn_of_flattened_images(policy)
+    std = policy.mean_std()
+    if std is not None and type(policy).build_heads is GTrXLPolicy.build_heads:
+        warn_of_action_bounds(policy.action_space, std.item())
     warn_of_modes(policy)
+
+
+LEAST_STD, MOST_STD = 0.1, 5.0
+"""Smallest and largest standard deviation of first actions, in half ranges of the action space."""
+
+
+def warn_of_action_bounds(space: spaces.Space[Any], std: float) -> None:
+    """Warn if first actions, which have mean 0, hardly explore the range of an action space.
+
+    Samples outside of the bounds are clipped to them.
+
+    Args:
+        space: action space; only a Box has bounds.
+        std: standard deviation of the first actions.
+    """
+    if not isinstance(space, spaces.Box):
+        return
+    half = (space.high.astype(np.float64) - space.low) / 2
+    outside = (space.low > std) | (space.high < -std)
+    if not (outside | (std < LEAST_STD * half) | (std > MOST_STD * half)).any():
+        return
+    warn_user(
+        f"first actions have mean 0 and standard deviation {std:.3g}, and are clipped to the action space "
+        f"{space}, of which they explore little: wrap the environment in "
+        f"gymnasium.wrappers.RescaleAction(env, -1, 1)"
+    )
 
 
 SMALLEST_IMAGE = 36

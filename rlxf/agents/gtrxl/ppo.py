@@ -156,7 +156,8 @@ class GTrXLPPO(TrainingLoop):
             the message names the alternative.
 
     Warns:
-        UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, or
+        UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, first
+            actions, of mean 0, hardly explore the range of the action space, or
             ``n_envs`` is chosen and ``env`` is an object with another number of environments, or the features
             extractor or a head acts in updates otherwise than in rollouts, as with dropout.
     """
