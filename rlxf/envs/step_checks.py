@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_by_key, parts_of, tolerant_bounds
 from rlxf.envs.gym_api import checked_reset
-from rlxf.envs.vector import innermost_env
+from rlxf.envs.vector import GymnasiumVecEnv, innermost_env
 from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
@@ -208,14 +208,23 @@ class CheckedSteps(OwnLastObservation):
     """
 
     _own = frozenset(
-        {"env", "_index", "_steps", "_action_space", "_observation_space", "_metadata", "_cached_spec"}
+        {
+            "env",
+            "_index",
+            "_steps",
+            "_resets",
+            "_action_space",
+            "_observation_space",
+            "_metadata",
+            "_cached_spec",
+        }
     )
     """Attributes of the wrapper itself."""
 
     def __init__(self, env: gymnasium.Env, index: int = 0):
         super().__init__(env)
         self._index = index
-        self._steps = 0
+        self._steps = self._resets = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # unpickling looks up attributes before env is set
@@ -239,6 +248,7 @@ class CheckedSteps(OwnLastObservation):
             FaultyEnvironmentError: if ``reset`` does not have the interface of Gymnasium, or the observation
                 does not fit its space.
         """
+        self._resets += 1
         observation, info = checked_reset(self.env, **options)
         self._raise_if("first observation", observation_fault(self.observation_space, observation))
         return observation, info
@@ -283,6 +293,18 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
             for index, each in enumerate(inner.envs)
         ]
     return env
+
+
+def count_calls(env: VecEnv) -> int:
+    """Return a number that differs after further steps or resets of the environments.
+
+    Those of a ``VectorEnv``, and of environments in `CheckedSteps`, are counted. Those in the processes of
+    ``SubprocVecEnv`` and `Workers` are not.
+    """
+    inner = env.unwrapped
+    calls = inner.calls if isinstance(inner, GymnasiumVecEnv) else 0
+    checked = [each for each in getattr(innermost_env(env), "envs", ()) if isinstance(each, CheckedSteps)]
+    return calls + sum(each._steps + each._resets for each in checked)
 
 
 def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:

@@ -138,7 +138,7 @@ def stateful_callbacks(callback: BaseCallback) -> dict[str, Stateful]:
     """
     named: dict[str, Stateful] = {}
     counts: Counter[str] = Counter()
-    for each in _flat(callback):
+    for each in flat_callbacks(callback):
         if isinstance(each, Stateful):
             name = type(each).__name__
             counts[name] += 1
@@ -146,12 +146,13 @@ def stateful_callbacks(callback: BaseCallback) -> dict[str, Stateful]:
     return named
 
 
-def _flat(callback: BaseCallback) -> Iterator[BaseCallback]:
+def flat_callbacks(callback: BaseCallback) -> Iterator[BaseCallback]:
+    """Yield a callback, or those in a ``CallbackList`` and in its lists."""
     if not isinstance(callback, CallbackList):
         yield callback
         return
     for each in callback.callbacks:
-        yield from _flat(each)
+        yield from flat_callbacks(each)
 
 
 def load_callback_states(callback: BaseCallback, archive: Archive) -> None:
