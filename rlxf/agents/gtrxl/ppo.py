@@ -232,6 +232,7 @@ class GTrXLPPO(TrainingLoop):
         if recompute_memory:
             check_recomputable(self.core)
         vars(self).update(vars(config), batch_size=config.minibatch_size)
+        self._chosen_n_steps = config.n_steps
         torch.set_flush_denormal(True)
         self.ranks = process_group()
         training_env = as_training_env(env, config.n_envs, config.seed)

@@ -419,6 +419,14 @@ def test_an_argument_that_changes_the_network_is_named(trained, change):
     GTrXLPPO.load(trained[1], memory_length=8, previous_action=True, use_sde=False)
 
 
+@pytest.mark.parametrize(("chosen", "loaded"), [(None, 2048), (64, 64)], ids=["default", "chosen"])
+def test_default_size_of_rollouts_fits_the_environments(tmp_path, chosen, loaded):
+    sizes = {"segment_length": 64, "batch_size": 64, "n_steps": chosen}
+    small_agent(scripts(shifted(32)), **sizes).save(tmp_path / "agent")
+    assert GTrXLPPO.load(tmp_path / "agent").n_steps == 64
+    assert GTrXLPPO.load(tmp_path / "agent", Scripted()).n_steps == loaded
+
+
 def test_user_defined_extractor_must_be_passed_again(tmp_path):
     kwargs = {"features_extractor_class": OwnExtractor}
     agent = small_agent(scripts(shifted(3)), policy_kwargs=kwargs)

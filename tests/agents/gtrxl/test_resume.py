@@ -42,6 +42,7 @@ from rlxf.training import (
     CheckpointError,
     CheckpointFolder,
     CheckpointWriter,
+    ResumeError,
     read_archive,
     write_archive,
 )
@@ -239,6 +240,17 @@ def test_resumption_is_exact_for_every_memory(tmp_path, name):
 @pytest.mark.parametrize("rollouts", [1, 3, 4])
 def test_resumption_is_exact_at_every_rollout(tmp_path, rollouts):
     assert_resumes(tmp_path, lively, rollouts)
+
+
+@pytest.mark.parametrize(("stored", "here"), [(None, 32), (32, None), (None, None)])
+def test_the_default_size_of_rollouts_can_be_resumed(tmp_path, monkeypatch, stored, here):
+    """Earlier files have the number in place of the default."""
+    monkeypatch.setattr("rlxf.agents.gtrxl.config.ROLLOUT_STEPS", 32 * ENVS)
+    begin(lively, n_steps=stored).learn(32 * ENVS, CheckpointWriter(tmp_path))
+    resumed = begin(lively, n_steps=here).learn(64 * ENVS, resume_from=tmp_path)
+    assert (resumed.n_steps, resumed.num_timesteps) == (32, 64 * ENVS)
+    with pytest.raises(ResumeError, match="its n_steps is 32, the agent's 16"):
+        begin(lively, n_steps=16).learn(TOTAL, resume_from=tmp_path)
 
 
 class Returns(PeriodicCallback):
