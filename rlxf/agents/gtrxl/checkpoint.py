@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
@@ -225,7 +226,12 @@ def _encode(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_encode(part) for part in value]
     plain = value is None or isinstance(value, bool | int | str)
-    return value if plain or (isinstance(value, float) and isfinite(value)) else {"lost": repr(value)}
+    return value if plain or (isinstance(value, float) and isfinite(value)) else {"lost": _name(value)}
+
+
+def _name(value: Any) -> str:
+    """Return the representation of an object without addresses in memory, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _decode(value: Any, where: str) -> Any:

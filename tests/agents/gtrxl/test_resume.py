@@ -11,6 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
@@ -251,6 +252,33 @@ def test_the_default_size_of_rollouts_can_be_resumed(tmp_path, monkeypatch, stor
     assert (resumed.n_steps, resumed.num_timesteps) == (32, 64 * ENVS)
     with pytest.raises(ResumeError, match="its n_steps is 32, the agent's 16"):
         begin(lively, n_steps=16).learn(TOTAL, resume_from=tmp_path)
+
+
+class Scaled(FlattenExtractor):
+    """Extractor with a function as argument."""
+
+    def __init__(self, observation_space, scale):
+        super().__init__(observation_space)
+        self.scale = scale
+
+    def forward(self, observations):
+        return self.scale(super().forward(observations))
+
+
+def test_arguments_that_are_functions_can_be_resumed(tmp_path):
+    """Each process has its own function objects."""
+
+    def kwargs(bias=0.0):
+        scale = (lambda x: 2 * x) if not bias else partial(torch.add, other=bias)
+        return {"features_extractor_class": Scaled, "features_extractor_kwargs": {"scale": scale}}
+
+    begin(lively, policy_kwargs=kwargs()).learn(ROLLOUT, CheckpointWriter(tmp_path))
+    resumed = begin(lively, policy_kwargs=kwargs()).learn(2 * ROLLOUT, resume_from=tmp_path)
+    assert resumed.num_timesteps == 2 * ROLLOUT
+    with pytest.raises(
+        ResumeError, match=r"scale\.lost is <function .*<lambda>>, the agent's functools.partial"
+    ):
+        begin(lively, policy_kwargs=kwargs(1.0)).learn(TOTAL, resume_from=tmp_path)
 
 
 class Returns(PeriodicCallback):
