@@ -143,7 +143,7 @@ class GTrXLPPO(TrainingLoop):
         stats_window_size: number of episodes in the logged means.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         policy_kwargs: further arguments of the policy.
-        verbose: 0 no output, 1 info messages, 2 debug messages.
+        verbose: 0 no output, 1 info messages, such as of updates that ``target_kl`` ends, 2 debug messages.
         seed: seed of weights, actions, order of minibatches and environments; None for a random seed.
         device: "auto", "cpu" or "cuda".
 
@@ -354,11 +354,20 @@ class GTrXLPPO(TrainingLoop):
         )
         advantages = self._normalized_advantages(weight) if self.normalize_advantage else buffer.advantages
         segments = self.batch_size // self.segment_length
-        for _ in range(self.n_epochs):
+        for number in range(1, self.n_epochs + 1):
             self._n_updates += 1
             if not update.epoch(algorithm.minibatches(buffer, segments, advantages)):
+                self._report_early_end(number, update.last("approx_kl"))
                 break
         return update.metrics()
+
+    def _report_early_end(self, number: int, divergence: float) -> None:
+        """Print that ``target_kl`` ended the update in a pass, with ``verbose=1``, as SB3 does."""
+        if self.verbose >= 1 and self.ranks.is_main:
+            print(
+                f"Early end of the update in pass {number} of {self.n_epochs}: the KL divergence "
+                f"{divergence:.3g} exceeds 1.5 times target_kl={self.target_kl:g}"
+            )
 
     def _normalized_advantages(self, weight: Tensor) -> Tensor:
         """Return the advantages (E, steps) of this process, normalized with those of all processes."""
