@@ -57,11 +57,9 @@ def default_policy_name(observation_space: spaces.Space) -> str:
     return next(policy.__name__ for policy in choices if policy.supports(observation_space))
 
 
-def check_policy(
-    policy: type[BasePolicy], observation_space: spaces.Space, normalize_images: bool = True
-) -> None:
+def check_policy(policy: Any, observation_space: spaces.Space, normalize_images: bool = True) -> None:
     """Raise TypeError unless the policy is a `GTrXLPolicy`, ValueError unless it supports the space."""
-    if not issubclass(policy, GTrXLPolicy):
+    if not (isinstance(policy, type) and issubclass(policy, GTrXLPolicy)):
         raise TypeError(
             f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
         )
@@ -75,6 +73,11 @@ def check_policy(
     remedy = f"use {default_policy_name(observation_space)!r}"
     if issubclass(policy, CnnGTrXLPolicy) and is_grayscale(observation_space):
         remedy = _channel_advice(observation_space)
+    elif issubclass(policy, CnnGTrXLPolicy) and is_stack_of_images(observation_space):
+        remedy = (
+            "leave FrameStackObservation out, since the memory holds earlier frames, or stack channels with "
+            "stable_baselines3.common.vec_env.VecFrameStack(make_vec_env(id, n_envs), 4)"
+        )
     raise ValueError(
         f"{policy.__name__} does not support the observation space {observation_space}; {remedy}"
     )
@@ -142,6 +145,13 @@ def is_grayscale(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or len(space.shape) != 2 or min(space.shape) < SMALLEST_IMAGE:
         return False
     return is_image_space(spaces.Box(space.low[None], space.high[None], dtype=space.dtype.type))
+
+
+def is_stack_of_images(space: spaces.Space[Any]) -> bool:
+    """Return whether observations are images in a further axis, as those of ``FrameStackObservation``."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 4:
+        return False
+    return is_image_space(spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type))
 
 
 def _channel_advice(space: spaces.Space[Any]) -> str:
