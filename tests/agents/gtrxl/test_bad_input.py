@@ -310,6 +310,12 @@ def test_memory_length_of_a_core_without_memory():
         small_agent(Scripted(), memory_length=8, core=RECURRENT_CORES["LSTM"], n_envs=1)
 
 
+def test_keys_of_observations_that_are_not_text():
+    space = spaces.Dict({1: VECTOR})
+    with pytest.raises(TypeError, match=r"observation space .* has the key 1 \(int\): keys must be text"):
+        small_agent(Scripted(observation_space=space), "MultiInputGTrXLPolicy", n_envs=1)
+
+
 @pytest.mark.parametrize("bounds", [(100, 200), (-200, -100), (-0.01, 0.01), (0, 1000)], ids=str)
 def test_action_bounds_that_first_actions_hardly_explore(bounds):
     space = spaces.Box(*bounds, (2,), np.float32)
