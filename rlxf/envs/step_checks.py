@@ -1,5 +1,6 @@
 """Checks of the values that environments return: finite numbers, bounds, shapes and types."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +10,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, unwrap_vec_wrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_by_key, parts_of, tolerant_bounds
 from rlxf.envs.gym_api import checked_reset
+from rlxf.envs.spaces import observation_parts
 from rlxf.envs.vector import GymnasiumVecEnv, innermost_env
 from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import FaultyEnvironmentError
@@ -51,6 +54,49 @@ def _first(rows: np.ndarray, faulty: np.ndarray, environments: Sequence[int] | N
     row, *index = (int(i) for i in np.argwhere(faulty)[0])
     place = f" at index {index}" if index else ""
     return row if environments is None else environments[row], f"{rows[row, *index]}{place}"
+
+
+REUSED_ENDS = 3
+"""Number of last observations that must equal first ones before a warning."""
+_REUSED: WeakKeyDictionary[VecEnv, float] = WeakKeyDictionary()
+"""Number of such observations of each vector environment; infinite when no more are compared."""
+
+
+def may_reuse_arrays(env: VecEnv) -> bool:
+    """Return whether the last observations of environments are still to be compared."""
+    return _REUSED.get(env, 0) < math.inf
+
+
+def warn_of_reused_arrays(env: VecEnv, before: Any, last: Any, first: Any) -> None:
+    """Warn once if an environment seems to reuse its array, so that its reset replaces the last observation.
+
+    This happens in other processes, which send the array after the reset. The observations of the first
+    truncated episodes are compared. Those that the last step did not change show nothing, and a difference
+    ends the comparison.
+
+    Args:
+        env: source of the observations.
+        before: observations (N, ...) before the last step of N truncated episodes.
+        last: their last observations.
+        first: the first observations of the next episodes.
+    """
+    same = _equal_rows(last, first)
+    moved = ~_equal_rows(before, last)
+    _REUSED[env] = _REUSED.get(env, 0) + (same & moved).sum() if same.all() else math.inf
+    if REUSED_ENDS <= _REUSED[env] < math.inf:
+        _REUSED[env] = math.inf
+        warn_user(
+            f"the last observations of {REUSED_ENDS} truncated episodes equal the first ones of the next "
+            f"episodes, whose values then replace the later rewards: if the environment reuses the array of "
+            f"its observation, return a copy of it in reset and step"
+        )
+
+
+def _equal_rows(one: Any, other: Any) -> NDArray[np.bool_]:
+    """Return whether rows (N, ...) of observations are equal in all parts, (N,)."""
+    others = observation_parts(other)
+    pairs = [(part, others[key]) for key, part in observation_parts(one).items()]
+    return np.all([np.isclose(a, b, rtol=1e-6, atol=0).reshape(len(a), -1).all(1) for a, b in pairs], axis=0)
 
 
 def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None:
