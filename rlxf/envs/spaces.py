@@ -63,8 +63,9 @@ def check_spaces(observation_space: Space, action_space: Space) -> None:
 
     Allowed observations: Box, Discrete, MultiDiscrete, MultiBinary, and a Dict of these without nested
     Dicts. Allowed actions: the same without Dict; a Box of actions needs finite bounds and a float dtype.
-    No space may be empty. As in Stable-Baselines3, MultiDiscrete and MultiBinary have one axis, and discrete
-    observations start at 0; discrete actions may start at any number.
+    No space may be empty, and the keys of a Dict are text. As in Stable-Baselines3, MultiDiscrete and
+    MultiBinary have one axis, and discrete observations start at 0; discrete actions may start at any
+    number.
 
     Raises:
         TypeError: with the space, its fault and the allowed spaces.
@@ -72,7 +73,7 @@ def check_spaces(observation_space: Space, action_space: Space) -> None:
     parts = (
         observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
     )
-    _check("observation space", observation_space, None if parts else "is empty")
+    _check("observation space", observation_space, _keys_fault(list(parts)))
     for key, space in parts.items():
         where = "observation space" + (f" {key!r}" if key else "")
         _check(where, space, _flat_fault(space) or _start_fault(space))
@@ -83,6 +84,13 @@ def check_spaces(observation_space: Space, action_space: Space) -> None:
 def _check(where: str, space: Space, fault: str | None, remedy: str = _REMEDY) -> None:
     if fault:
         raise TypeError(f"{where} {space} {fault}. Allowed are {_ALLOWED}. Otherwise {remedy}")
+
+
+def _keys_fault(keys: Sequence[Any]) -> str | None:
+    other = [key for key in keys if not isinstance(key, str)]
+    if other:
+        return f"has the key {other[0]!r} ({type(other[0]).__name__}): keys must be text"
+    return None if keys else "is empty"
 
 
 def _flat_fault(space: Space) -> str | None:

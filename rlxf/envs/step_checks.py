@@ -1,5 +1,6 @@
 """Checks of the values that environments return: finite numbers, bounds, shapes and types."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +10,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, unwrap_vec_wrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_by_key, parts_of, tolerant_bounds
 from rlxf.envs.gym_api import checked_reset
-from rlxf.envs.vector import innermost_env
+from rlxf.envs.spaces import observation_parts
+from rlxf.envs.vector import GymnasiumVecEnv, innermost_env
 from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
@@ -51,6 +54,49 @@ def _first(rows: np.ndarray, faulty: np.ndarray, environments: Sequence[int] | N
     row, *index = (int(i) for i in np.argwhere(faulty)[0])
     place = f" at index {index}" if index else ""
     return row if environments is None else environments[row], f"{rows[row, *index]}{place}"
+
+
+REUSED_ENDS = 3
+"""Number of last observations that must equal first ones before a warning."""
+_REUSED: WeakKeyDictionary[VecEnv, float] = WeakKeyDictionary()
+"""Number of such observations of each vector environment; infinite when no more are compared."""
+
+
+def may_reuse_arrays(env: VecEnv) -> bool:
+    """Return whether the last observations of environments are still to be compared."""
+    return _REUSED.get(env, 0) < math.inf
+
+
+def warn_of_reused_arrays(env: VecEnv, before: Any, last: Any, first: Any) -> None:
+    """Warn once if an environment seems to reuse its array, so that its reset replaces the last observation.
+
+    This happens in other processes, which send the array after the reset. The observations of the first
+    truncated episodes are compared. Those that the last step did not change show nothing, and a difference
+    ends the comparison.
+
+    Args:
+        env: source of the observations.
+        before: observations (N, ...) before the last step of N truncated episodes.
+        last: their last observations.
+        first: the first observations of the next episodes.
+    """
+    same = _equal_rows(last, first)
+    moved = ~_equal_rows(before, last)
+    _REUSED[env] = _REUSED.get(env, 0) + (same & moved).sum() if same.all() else math.inf
+    if REUSED_ENDS <= _REUSED[env] < math.inf:
+        _REUSED[env] = math.inf
+        warn_user(
+            f"the last observations of {REUSED_ENDS} truncated episodes equal the first ones of the next "
+            f"episodes, whose values then replace the later rewards: if the environment reuses the array of "
+            f"its observation, return a copy of it in reset and step"
+        )
+
+
+def _equal_rows(one: Any, other: Any) -> NDArray[np.bool_]:
+    """Return whether rows (N, ...) of observations are equal in all parts, (N,)."""
+    others = observation_parts(other)
+    pairs = [(part, others[key]) for key, part in observation_parts(one).items()]
+    return np.all([np.isclose(a, b, rtol=1e-6, atol=0).reshape(len(a), -1).all(1) for a, b in pairs], axis=0)
 
 
 def check_shapes(space: spaces.Space[Any], values: VecEnvObs, step: int) -> None:
@@ -208,14 +254,23 @@ class CheckedSteps(OwnLastObservation):
     """
 
     _own = frozenset(
-        {"env", "_index", "_steps", "_action_space", "_observation_space", "_metadata", "_cached_spec"}
+        {
+            "env",
+            "_index",
+            "_steps",
+            "_resets",
+            "_action_space",
+            "_observation_space",
+            "_metadata",
+            "_cached_spec",
+        }
     )
     """Attributes of the wrapper itself."""
 
     def __init__(self, env: gymnasium.Env, index: int = 0):
         super().__init__(env)
         self._index = index
-        self._steps = 0
+        self._steps = self._resets = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # unpickling looks up attributes before env is set
@@ -239,6 +294,7 @@ class CheckedSteps(OwnLastObservation):
             FaultyEnvironmentError: if ``reset`` does not have the interface of Gymnasium, or the observation
                 does not fit its space.
         """
+        self._resets += 1
         observation, info = checked_reset(self.env, **options)
         self._raise_if("first observation", observation_fault(self.observation_space, observation))
         return observation, info
@@ -283,6 +339,18 @@ def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
             for index, each in enumerate(inner.envs)
         ]
     return env
+
+
+def count_calls(env: VecEnv) -> int:
+    """Return a number that differs after further steps or resets of the environments.
+
+    Those of a ``VectorEnv``, and of environments in `CheckedSteps`, are counted. Those in the processes of
+    ``SubprocVecEnv`` and `Workers` are not.
+    """
+    inner = env.unwrapped
+    calls = inner.calls if isinstance(inner, GymnasiumVecEnv) else 0
+    checked = [each for each in getattr(innermost_env(env), "envs", ()) if isinstance(each, CheckedSteps)]
+    return calls + sum(each._steps + each._resets for each in checked)
 
 
 def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:

@@ -206,6 +206,7 @@ class TensorVecEnv(GymnasiumVecEnv):
     @torch.no_grad()
     def step_tensors(self, actions: Tensor) -> TensorStep:
         """Step all environments with actions (N, ...) in the format of their space, without gradients."""
+        self.calls += 1
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         self._checks.check_observations("observations", observations)
         self._checks.check_results(rewards, terminated, truncated)

@@ -100,6 +100,7 @@ class GymnasiumVecEnv(VecEnv):
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._started = time.time()
         self._clear_episodes()
+        self.calls = 0
         self.last_observation: Any = None
 
     def reset(self) -> VecEnvObs:
@@ -112,6 +113,7 @@ class GymnasiumVecEnv(VecEnv):
 
     def _reset_env(self) -> tuple[Any, dict[str, Any]]:
         """Reset the vector environment with the seed and options set before, and the counts of episodes."""
+        self.calls += 1
         seed = None if self._seeds[0] is None else int(self._seeds[0])
         observations, infos = self.env.reset(seed=seed, options=self._common_options())
         self._reset_seeds()
@@ -170,6 +172,7 @@ class GymnasiumVecEnv(VecEnv):
 
     def step_async(self, actions: NDArray[Any]) -> None:
         """Keep the actions, (N, ...), for `step_wait`."""
+        self.calls += 1
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:

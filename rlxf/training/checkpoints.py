@@ -3,17 +3,19 @@
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from torch import Tensor
 
 from rlxf.training.archive import Archive, read_archive, write_archive
+from rlxf.training.compat import checkpoint_errors
 from rlxf.training.distributed import process_group
 from rlxf.utils.checks import as_whole_number
 from rlxf.utils.errors import CheckpointError
@@ -26,7 +28,9 @@ EXIT_RESUMABLE = 75
 NAME = re.compile(r"step-(\d{12})\.zip")
 """File names of checkpoints, with the number of steps."""
 STATEFUL_DOCUMENT = "stateful"
-"""Name of the document with the states of callbacks."""
+"""Name of the document with the states of objects that are passed to `CheckpointWriter`."""
+CALLBACKS_DOCUMENT = "callbacks"
+"""Name of the document with the states of the callbacks of the training."""
 EVERY_SECONDS = 60.0
 """Default number of seconds between two checkpoints."""
 KEEP = 3
@@ -116,6 +120,7 @@ class CheckpointableAgent(Protocol):
         """Return the content of a checkpoint, as a copy that later steps do not change."""
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """Interface of objects whose state is part of a checkpoint, such as an `EvaluationCallback`."""
 
@@ -124,6 +129,49 @@ class Stateful(Protocol):
 
     def load_state(self, state: Any) -> None:
         """Restore the result of `state`."""
+
+
+def stateful_callbacks(callback: BaseCallback) -> dict[str, Stateful]:
+    """Return the callbacks with a state in a callback or a ``CallbackList``, by class name.
+
+    Further callbacks of the same class have a number, such as "EvaluationCallback 2".
+    """
+    named: dict[str, Stateful] = {}
+    counts: Counter[str] = Counter()
+    for each in flat_callbacks(callback):
+        if isinstance(each, Stateful):
+            name = type(each).__name__
+            counts[name] += 1
+            named[name if counts[name] == 1 else f"{name} {counts[name]}"] = each
+    return named
+
+
+def flat_callbacks(callback: BaseCallback) -> Iterator[BaseCallback]:
+    """Yield a callback, or those in a ``CallbackList`` and in its lists."""
+    if not isinstance(callback, CallbackList):
+        yield callback
+        return
+    for each in callback.callbacks:
+        yield from flat_callbacks(each)
+
+
+def load_callback_states(callback: BaseCallback, archive: Archive) -> None:
+    """Load the states that a `CheckpointWriter` saved with a training; call it after its start.
+
+    Callbacks without a state in the file, as those that the earlier training did not have, are unchanged.
+
+    Args:
+        callback: callback or ``CallbackList`` of the resumed training.
+        archive: content of the file.
+
+    Raises:
+        CheckpointError: if a state is invalid.
+    """
+    with checkpoint_errors():
+        states = archive.documents.get(CALLBACKS_DOCUMENT, {})
+        for name, each in stateful_callbacks(callback).items():
+            if name in states:
+                each.load_state(states[name])
 
 
 class BackgroundWriter:
@@ -160,6 +208,11 @@ class CheckpointWriter(BaseCallback):
     A period in seconds keeps the relative cost independent of the duration of a step. The times of the
     checkpoints do not change the results of training.
 
+    The states of the other callbacks of the training, such as the best return of an `EvaluationCallback`, are
+    saved with the agent, and ``learn`` with ``resume_from`` loads them. These are the callbacks with methods
+    ``state`` and ``load_state``, as those of rlxf. Pass this callback as the last one of the list, so that
+    it saves a step after the others have seen it.
+
     In distributed training, each process needs this callback. All processes save at the same moment, by the
     clock of rank 0. Rank 0 writes the states of all processes into one file. A signal to any process stops
     all of them.
@@ -168,7 +221,7 @@ class CheckpointWriter(BaseCallback):
         folder: folder of the checkpoints, or its path; a path alone keeps the newest three.
         every_seconds: time between checkpoints, in seconds.
         stateful: further objects whose state is saved with the agent, by name. Their states are in the
-            document "stateful" of the file, for their ``load_state``.
+            document "stateful" of the file, for their ``load_state``, which ``learn`` does not call.
         stop: stop request. Once it is set, the callback saves the agent at the next moment from which
             training can be resumed, and stops training. Training that cannot be resumed, such as
             distillation, stops without a checkpoint. None: no stop request is possible.
@@ -273,7 +326,8 @@ class CheckpointWriter(BaseCallback):
         """Save a checkpoint now."""
         step = self.model.num_timesteps
         archive = self.model.snapshot()
-        archive.documents[STATEFUL_DOCUMENT] = {name: each.state() for name, each in self.stateful.items()}
+        archive.documents[STATEFUL_DOCUMENT] = _states(self.stateful)
+        archive.documents[CALLBACKS_DOCUMENT] = _states(stateful_callbacks(self.locals.get("callback", self)))
         if self.ranks.is_main:
             self._writer.start(lambda: self.folder.write(step, archive))
         self._last, self._saved = time.monotonic(), self._progress()
@@ -281,6 +335,10 @@ class CheckpointWriter(BaseCallback):
     def _progress(self) -> tuple[int, int]:
         """Return the numbers of steps and updates so far; updates may follow the last step."""
         return self.model.num_timesteps, self.model._n_updates
+
+
+def _states(objects: Mapping[str, Stateful]) -> dict[str, Any]:
+    return {name: each.state() for name, each in objects.items()}
 
 
 def clone_tensors(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

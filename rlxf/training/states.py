@@ -3,7 +3,7 @@
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +138,29 @@ NOT_NEGATIVE = frozenset(
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the state tensors of an optimizer by parameter index and name: ``{"3.exp_avg": ...}``."""
+    """Return the state of an optimizer by parameter index and name: ``{"3.exp_avg": ...}``.
+
+    Numbers are tensors without axes. Other values, such as None for momentum that is not used, are left out.
+    """
     state = optimizer.state_dict()["state"]
     return {
-        f"{index}.{name}": value
+        f"{index}.{name}": tensor
         for index, values in state.items()
-        for name, value in values.items()
-        if isinstance(value, Tensor)
+        for name, tensor in _tensors(values).items()
     }
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors and numbers in the state of a parameter as tensors."""
+    kept = {name: value for name, value in state.items() if isinstance(value, Tensor | int | float)}
+    return {
+        name: value if isinstance(value, Tensor) else _number_tensor(value) for name, value in kept.items()
+    }
+
+
+def _number_tensor(value: float) -> Tensor:
+    """Return a number as an int64, float64 or bool tensor, as `Tensor.item` returns it."""
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def optimizer_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], updates: int = 0) -> dict[str, Any]:
@@ -180,7 +195,19 @@ def optimizer_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], updates
         _check_shape(OPTIMIZER_GROUP, key, tensors[key], place)
         _check_dtype(OPTIMIZER_GROUP, key, tensors[key], place.dtype)
         _check_numbers(OPTIMIZER_GROUP, key, tensors[key], least=least)
+    numbers = _number_names(optimizer) if state else set()
+    state = {index: _with_numbers(values, numbers) for index, values in state.items()}
     return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _number_names(optimizer: Optimizer) -> set[str]:
+    """Return the names of the numbers in the state of a parameter, which files hold as tensors."""
+    state = _state_after_step(optimizer, torch.zeros(2))
+    return {name for name, value in state.items() if isinstance(value, int | float)}
+
+
+def _with_numbers(tensors: Mapping[str, Tensor], numbers: Container[str]) -> dict[str, Any]:
+    return {name: value.item() if name in numbers else value for name, value in tensors.items()}
 
 
 def _by_parameter(tensors: Mapping[str, Tensor], parameters: int) -> dict[int, dict[str, Tensor]]:
@@ -203,7 +230,7 @@ def _expected_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor
     Axis lengths of the small parameter are replaced by those of ``parameter``; other lengths are unchanged.
     """
     small = tuple(range(2, 2 + parameter.dim()))  # distinct lengths, none of them 1
-    state = _state_after_step(optimizer, torch.zeros(small, dtype=parameter.dtype))
+    state = _tensors(_state_after_step(optimizer, torch.zeros(small, dtype=parameter.dtype)))
     lengths = dict(zip(small, parameter.shape, strict=True))
     return {
         name: torch.empty([lengths.get(n, n) for n in value.shape], dtype=value.dtype, device="meta")
@@ -211,14 +238,15 @@ def _expected_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor
     }
 
 
-def _state_after_step(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+def _state_after_step(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """Return the state of an equal optimizer for a parameter after a step."""
     probe = nn.Parameter(parameter)
     probe.grad = torch.zeros_like(parameter)
     copy = type(optimizer)([probe])  # type: ignore[call-arg]  # the base class requires defaults
     options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
     copy.param_groups[0].update(options)
     copy.step()
-    return {name: value for name, value in copy.state[probe].items() if isinstance(value, Tensor)}
+    return dict(copy.state[probe])
 
 
 RNG_GROUP = "generators"

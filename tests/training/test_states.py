@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from torch import nn
 
@@ -68,6 +69,7 @@ OPTIMIZERS = {
     "Adagrad": torch.optim.Adagrad,
     "Adamax": torch.optim.Adamax,
     "RAdam": torch.optim.RAdam,
+    "RMSprop of SB3, whose step is a number": RMSpropTFLike,
     "Adadelta": torch.optim.Adadelta,
     "Adafactor": torch.optim.Adafactor,
 }
@@ -102,6 +104,8 @@ def test_non_finite_optimizer_state_is_rejected(kind, number):
     step(network, optimizer)
     stored = optimizer_tensors(optimizer)
     for name, tensor in stored.items():
+        if not tensor.is_floating_point():
+            continue
         with pytest.raises(CheckpointError, match=f"'{name}' contains {number}"):
             optimizer_state(optimizer, stored | {name: torch.full_like(tensor, number)})
 

@@ -36,7 +36,7 @@ from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
-from rlxf.training.checkpoints import clone_tensors
+from rlxf.training.checkpoints import clone_tensors, load_callback_states
 from rlxf.training.compat import checkpoint_errors
 from rlxf.utils.checks import as_whole_number, check_not_negative
 
@@ -155,6 +155,7 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
             callback.on_training_start(locals(), globals())
             if run is not None:
                 self._load_rounds(rounds, run)
+                load_callback_states(callback, run)
                 restore_training_state(self._update, run)
             self._run_rounds(rounds, total_timesteps, callback, log_interval)
         return self

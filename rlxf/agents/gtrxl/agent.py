@@ -61,6 +61,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
     normalized_observations: bool
     """True if training observations came from a ``VecNormalize``; saved with the agent."""
     _warned_of_filler = False
+    _chosen_n_steps: int | None
+    """Argument ``n_steps``; the attribute of this name is the resulting number."""
 
     def check_env(self, env: VecEnv) -> None:
         """Check that the agent can act in environments; ``VecNormalize`` and the axes of images may differ.
@@ -344,8 +346,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         return {name: getattr(self, attributes.get(name, name)) for name in names}
 
     def _description(self) -> dict[str, Any]:
-        normalized = self.normalized_observations
-        return checkpoint.describe(self.constructor_settings(), self.policy, self._progress(), normalized)
+        settings = self.constructor_settings() | {"n_steps": self._chosen_n_steps}
+        return checkpoint.describe(settings, self.policy, self._progress(), self.normalized_observations)
 
     def _checkpoint(self) -> Archive:
         return self._add_datastore(checkpoint.build_archive(self._description(), self.policy))

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from gymnasium import Space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+from torch.optim import Optimizer
 
 from rlxf.agents.common.checkpoint import (
     OPTIMIZER,
@@ -36,6 +38,7 @@ from rlxf.training import (
 from rlxf.training.compat import VERSION, checkpoint_errors
 from rlxf.training.states import check_layers, check_weights_fit, optimizer_tensors
 from rlxf.utils.dtypes import to_builtin
+from rlxf.utils.warnings import warn_user
 
 NOT_SETTINGS = (
     "self",
@@ -63,9 +66,26 @@ def build_archive(document: dict[str, Any], policy: GTrXLPolicy) -> Archive:
     Args:
         document: result of `describe`.
         policy: policy with its optimizer.
+
+    Warns:
+        UserWarning: if the optimizer was replaced by one of another class, which `load` needs as an argument.
     """
+    warn_of_replaced_optimizer(policy.optimizer, policy.optimizer_class)
     tensors = {"policy": policy.state_dict(), "optimizer": optimizer_tensors(policy.optimizer)}
     return Archive({"agent": document}, tensors)
+
+
+def warn_of_replaced_optimizer(optimizer: Optimizer, configured: Any) -> None:
+    """Warn if an optimizer is not of the class with which the agent was built, as its file says."""
+    if not isinstance(configured, type) or type(optimizer) is configured:
+        return
+    name = type(optimizer).__name__
+    warn_user(
+        f"the class of the policy's optimizer is {name}, but the agent was built with "
+        f"{configured.__name__}, so a file with its state can be loaded only with "
+        f"policy_kwargs={{'optimizer_class': {name}, ...}}; pass them to the constructor, or save with "
+        f"exclude=[{OPTIMIZER!r}]"
+    )
 
 
 def read_checkpoint(path: str | os.PathLike[str], sha256: str | None = None) -> Archive:
@@ -225,7 +245,12 @@ def _encode(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_encode(part) for part in value]
     plain = value is None or isinstance(value, bool | int | str)
-    return value if plain or (isinstance(value, float) and isfinite(value)) else {"lost": repr(value)}
+    return value if plain or (isinstance(value, float) and isfinite(value)) else {"lost": _name(value)}
+
+
+def _name(value: Any) -> str:
+    """Return the representation of an object without addresses in memory, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _decode(value: Any, where: str) -> Any:

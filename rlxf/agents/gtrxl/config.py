@@ -34,6 +34,7 @@ NUMBERS: dict[str, Rule] = {
 }
 """Rules of the arguments that are numbers, in the constructor and in a file."""
 BOUNDS = NUMBERS | {
+    "n_steps": NUMBERS["n_steps"] | NOTHING,
     "gradient_accumulation_steps": whole(1),
     "policy_kwargs": MAPPING,
     "precision": PRECISION_RULE,
@@ -131,8 +132,7 @@ class PPOConfig:
             return self.n_steps
         per_process = env.num_envs if isinstance(env, VecEnv) else 1
         n_envs = self.n_envs if env is None else per_process * process_group().world_size
-        segments = -(-ROLLOUT_STEPS // max(1, n_envs * self.segment_length))
-        return max(1, segments) * self.segment_length
+        return default_n_steps(n_envs, self.segment_length)
 
     def _check_multiples(self) -> None:
         for name in ("n_steps", "batch_size"):
@@ -147,6 +147,17 @@ ROLLOUT_STEPS = 2048
 """Minimum steps of a rollout over all environments of all processes if ``n_steps`` is None."""
 BATCH_STEPS = 256
 """Minimum steps of a minibatch if ``batch_size`` is None."""
+
+
+def default_n_steps(n_envs: int, segment_length: int) -> int:
+    """Return the steps of each environment in a rollout if ``n_steps`` is None.
+
+    Args:
+        n_envs: number of environments of all processes.
+        segment_length: steps of a segment.
+    """
+    segments = -(-ROLLOUT_STEPS // max(1, n_envs * segment_length))
+    return max(1, segments) * segment_length
 
 
 def check_schedules(settings: Any, progress: float = 1.0) -> None:

@@ -67,11 +67,23 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     if not isinstance(core, TransformerSpec):
         raise TypeError(f"core must be a TransformerSpec, got {core!r}")
     _check_core(core)
-    if memory_length is not None and memory_length != (core.memory or NoMemory()).length:
-        raise ValueError(
-            f"memory_length={memory_length} and the core's {core.memory} disagree; pass only one of them"
-        )
+    if memory_length is not None:
+        _check_memory_length(memory_length, core)
     return core
+
+
+def _check_memory_length(length: int, core: TransformerSpec) -> None:
+    """Raise ValueError unless the memory of the core has a length."""
+    if core.memory is None:
+        has_state = f", only the state of {core.recurrence}" if core.has_recurrence else ""
+        raise ValueError(
+            f"memory_length={length} does not apply: the core has no memory of single steps{has_state}; "
+            f"leave memory_length out"
+        )
+    if length != core.memory.length:
+        raise ValueError(
+            f"memory_length={length} and the core's {core.memory} disagree; pass only one of them"
+        )
 
 
 def check_unlimited_positions(core: TransformerSpec) -> None:

@@ -12,11 +12,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rlxf.agents.common.environment_checks import check_step_results
-from rlxf.agents.gtrxl.observations import map_obs
+from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import RolloutStep
 from rlxf.envs.spaces import LOST, numbers_in_space
-from rlxf.envs.step_checks import check_finite
+from rlxf.envs.step_checks import check_finite, may_reuse_arrays, warn_of_reused_arrays
 from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
 from rlxf.export.acting_step import EnvironmentActions
 from rlxf.utils.errors import FaultyEnvironmentError
@@ -105,8 +105,12 @@ class RolloutEnvs(ABC):
 class ArrayEnvs(RolloutEnvs):
     """Environments whose observations, rewards and done flags are NumPy arrays: any ``VecEnv``."""
 
+    _before: Any
+    """Observations (E, ...) before the last step, tensors on the device."""
+
     def step(self, step: RolloutStep) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
         """Take a step; actions are copied to the host, and then the outputs are checked without a wait."""
+        self._before = step.obs
         actions = self.policy.to_environment(step.actions)
         step.check()
         return self.env.step(actions)
@@ -125,14 +129,30 @@ class ArrayEnvs(RolloutEnvs):
         """Copy the results to the device."""
         truncated = np.flatnonzero(_marked(infos, dones, "TimeLimit.truncated"))
         lost = np.array([LOST in info for info in infos])
+        filler_next = _marked(infos, dones | lost, "filler_next")
+        last_obs = self._last_obs(truncated, infos, step)
+        if last_obs is not None and may_reuse_arrays(self.env):
+            self._check_last_obs(last_obs, obs, truncated, ~filler_next[truncated])
         return StepResults(
             obs,
             self._upload(rewards, torch.float32),
             self._upload(dones, torch.bool),
             self._upload(truncated),
-            self._last_obs(truncated, infos, step),
+            last_obs,
             self._upload(lost) if lost.any() else None,
-            self._upload(_marked(infos, dones | lost, "filler_next")),
+            self._upload(filler_next),
+        )
+
+    def _check_last_obs(self, last: Any, obs: Any, truncated: np.ndarray, was_reset: np.ndarray) -> None:
+        """Warn if environments replaced their last observations (N, ...) when they were reset."""
+        rows = truncated[was_reset]
+        if not len(rows):
+            return
+        warn_of_reused_arrays(
+            self.env,
+            map_obs(lambda x: as_array(x)[rows], self._before),
+            map_obs(lambda x: x[was_reset], last),
+            map_obs(lambda x: x[rows], obs),
         )
 
     def _last_obs(self, rows: np.ndarray, infos: Sequence[Info], step: int) -> Any:

@@ -11,7 +11,7 @@ class DictExtractor(CombinedExtractor):
     """SB3's `CombinedExtractor`, also for keys that are not allowed as names of modules.
 
     Args:
-        observation_space: space with any keys.
+        observation_space: space whose keys are any text.
         options: arguments of `CombinedExtractor`.
 
     Raises:

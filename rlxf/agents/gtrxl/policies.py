@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
@@ -56,11 +57,9 @@ def default_policy_name(observation_space: spaces.Space) -> str:
     return next(policy.__name__ for policy in choices if policy.supports(observation_space))
 
 
-def check_policy(
-    policy: type[BasePolicy], observation_space: spaces.Space, normalize_images: bool = True
-) -> None:
+def check_policy(policy: Any, observation_space: spaces.Space, normalize_images: bool = True) -> None:
     """Raise TypeError unless the policy is a `GTrXLPolicy`, ValueError unless it supports the space."""
-    if not issubclass(policy, GTrXLPolicy):
+    if not (isinstance(policy, type) and issubclass(policy, GTrXLPolicy)):
         raise TypeError(
             f"policy must be one of {', '.join(POLICIES)}, or a class derived from one; got {policy}"
         )
@@ -74,6 +73,11 @@ def check_policy(
     remedy = f"use {default_policy_name(observation_space)!r}"
     if issubclass(policy, CnnGTrXLPolicy) and is_grayscale(observation_space):
         remedy = _channel_advice(observation_space)
+    elif issubclass(policy, CnnGTrXLPolicy) and is_stack_of_images(observation_space):
+        remedy = (
+            "leave FrameStackObservation out, since the memory holds earlier frames, or stack channels with "
+            "stable_baselines3.common.vec_env.VecFrameStack(make_vec_env(id, n_envs), 4)"
+        )
     raise ValueError(
         f"{policy.__name__} does not support the observation space {observation_space}; {remedy}"
     )
@@ -95,11 +99,41 @@ def check_new_policy(policy: GTrXLPolicy) -> None:
         ValueError: if values are not 0.
 
     Warns:
-        UserWarning: if the policy flattens images, or a module acts in updates otherwise than in rollouts.
+        UserWarning: if the policy flattens images, its first actions do not fit the bounds of the action
+            space, or a module acts in updates otherwise than in rollouts.
     """
     check_initial_values(policy)
     warn_of_flattened_images(policy)
+    std = policy.mean_std()
+    if std is not None and type(policy).build_heads is GTrXLPolicy.build_heads:
+        warn_of_action_bounds(policy.action_space, std.item())
     warn_of_modes(policy)
+
+
+LEAST_STD, MOST_STD = 0.1, 5.0
+"""Smallest and largest standard deviation of first actions, in half ranges of the action space."""
+
+
+def warn_of_action_bounds(space: spaces.Space[Any], std: float) -> None:
+    """Warn if first actions, which have mean 0, hardly explore the range of an action space.
+
+    Samples outside of the bounds are clipped to them.
+
+    Args:
+        space: action space; only a Box has bounds.
+        std: standard deviation of the first actions.
+    """
+    if not isinstance(space, spaces.Box):
+        return
+    half = (space.high.astype(np.float64) - space.low) / 2
+    outside = (space.low > std) | (space.high < -std)
+    if not (outside | (std < LEAST_STD * half) | (std > MOST_STD * half)).any():
+        return
+    warn_user(
+        f"first actions have mean 0 and standard deviation {std:.3g}, and are clipped to the action space "
+        f"{space}, of which they explore little: wrap the environment in "
+        f"gymnasium.wrappers.RescaleAction(env, -1, 1)"
+    )
 
 
 SMALLEST_IMAGE = 36
@@ -111,6 +145,13 @@ def is_grayscale(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or len(space.shape) != 2 or min(space.shape) < SMALLEST_IMAGE:
         return False
     return is_image_space(spaces.Box(space.low[None], space.high[None], dtype=space.dtype.type))
+
+
+def is_stack_of_images(space: spaces.Space[Any]) -> bool:
+    """Return whether observations are images in a further axis, as those of ``FrameStackObservation``."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 4:
+        return False
+    return is_image_space(spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type))
 
 
 def _channel_advice(space: spaces.Space[Any]) -> str:

@@ -143,7 +143,7 @@ class GTrXLPPO(TrainingLoop):
         stats_window_size: number of episodes in the logged means.
         tensorboard_log: folder of the TensorBoard log; None for no log.
         policy_kwargs: further arguments of the policy.
-        verbose: 0 no output, 1 info messages, 2 debug messages.
+        verbose: 0 no output, 1 info messages, such as of updates that ``target_kl`` ends, 2 debug messages.
         seed: seed of weights, actions, order of minibatches and environments; None for a random seed.
         device: "auto", "cpu" or "cuda".
 
@@ -156,7 +156,8 @@ class GTrXLPPO(TrainingLoop):
             the message names the alternative.
 
     Warns:
-        UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, or
+        UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, first
+            actions, of mean 0, hardly explore the range of the action space, or
             ``n_envs`` is chosen and ``env`` is an object with another number of environments, or the features
             extractor or a head acts in updates otherwise than in rollouts, as with dropout.
     """
@@ -231,6 +232,7 @@ class GTrXLPPO(TrainingLoop):
         if recompute_memory:
             check_recomputable(self.core)
         vars(self).update(vars(config), batch_size=config.minibatch_size)
+        self._chosen_n_steps = config.n_steps
         torch.set_flush_denormal(True)
         self.ranks = process_group()
         training_env = as_training_env(env, config.n_envs, config.seed)
@@ -352,11 +354,20 @@ class GTrXLPPO(TrainingLoop):
         )
         advantages = self._normalized_advantages(weight) if self.normalize_advantage else buffer.advantages
         segments = self.batch_size // self.segment_length
-        for _ in range(self.n_epochs):
+        for number in range(1, self.n_epochs + 1):
             self._n_updates += 1
             if not update.epoch(algorithm.minibatches(buffer, segments, advantages)):
+                self._report_early_end(number, update.last("approx_kl"))
                 break
         return update.metrics()
+
+    def _report_early_end(self, number: int, divergence: float) -> None:
+        """Print that ``target_kl`` ended the update in a pass, with ``verbose=1``, as SB3 does."""
+        if self.verbose >= 1 and self.ranks.is_main:
+            print(
+                f"Early end of the update in pass {number} of {self.n_epochs}: the KL divergence "
+                f"{divergence:.3g} exceeds 1.5 times target_kl={self.target_kl:g}"
+            )
 
     def _normalized_advantages(self, weight: Tensor) -> Tensor:
         """Return the advantages (E, steps) of this process, normalized with those of all processes."""

@@ -19,6 +19,7 @@ from rlxf.agents.gtrxl.observations import normalized_space
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.agents.gtrxl.rollout_collector import RolloutCollector
 from rlxf.agents.gtrxl.training_algorithm import TrainingAlgorithm
+from rlxf.envs.step_checks import count_calls
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors
 from rlxf.training.compat import checkpoint_errors
@@ -38,6 +39,8 @@ class ResumableAgent(GTrXLAgent):
     _algorithm: TrainingAlgorithm
     _diagnostics: TrainingDiagnostics
     _between_rollouts: bool
+    _env_calls = 0
+    """Result of `count_calls` after the last step or reset of the training."""
 
     def set_env(self, env: str | Env | VecEnv | VectorEnv, force_reset: bool = True) -> None:
         before = self._stored_space()
@@ -163,6 +166,7 @@ class ResumableAgent(GTrXLAgent):
             self.collector.load_state_dict(own[resume.AGENT_STATE])
         self._last_obs = self.collector.obs
         reason = resume.resume_episodes(self.env, self.ranks, environment, own[resume.EPISODES])
+        self._env_calls = count_calls(self.env)
         if reason is None:
             return
         warn_user(f"the environments start new episodes, so the resumed run is not bit-identical: {reason}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.checkpoint import check_resumable, check_same_settings, newest_checkpoint_file
 from rlxf.agents.gtrxl.checkpoint import read_checkpoint
+from rlxf.agents.gtrxl.config import default_n_steps
 from rlxf.envs import resume
 from rlxf.envs.wrapper_state import load_wrapper_state, wrapper_state
 from rlxf.training import Archive
@@ -56,8 +57,12 @@ def read_matching_run(document: Mapping[str, Any], path: str | os.PathLike[str])
     return archive
 
 
+@checkpoint_errors()
 def _compared(document: Mapping[str, Any]) -> dict[str, Any]:
-    return document["settings"] | {name: document[name] for name in MATCHING_FIELDS}
+    """Return what must be equal to resume a run; the default of ``n_steps`` equals its number."""
+    settings = document["settings"]
+    n_steps = settings["n_steps"] or default_n_steps(settings["n_envs"], settings["segment_length"])
+    return settings | {"n_steps": n_steps} | {name: document[name] for name in MATCHING_FIELDS}
 
 
 def pending_values(logger: Logger) -> dict[str, Any]:

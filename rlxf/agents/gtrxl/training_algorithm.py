@@ -87,6 +87,10 @@ class PolicyUpdate:
         means = {name: torch.stack(values).mean().item() for name, values in self._metrics.items()}
         return means | dict(self.coefficients)
 
+    def last(self, name: str) -> float:
+        """Return a metric of the last minibatch."""
+        return self._metrics[name][-1].item()
+
     def _losses(self, batch: Any) -> Losses:
         """Return the losses of a minibatch, with the gradients of all its micro-batches but the last."""
         objective = partial(self.objective, self.policy)

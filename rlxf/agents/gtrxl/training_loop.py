@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -33,7 +33,10 @@ from rlxf.agents.gtrxl.resumable_agent import ResumableAgent
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
 from rlxf.envs.gymnasium_wrappers import warn_of_unsaved_statistics
 from rlxf.envs.sb3_vec_env import watch_processes
+from rlxf.envs.step_checks import count_calls
 from rlxf.envs.worker_vec_env import restart_counts
+from rlxf.evaluation.environment import check_not_trained_in
+from rlxf.training.checkpoints import flat_callbacks, load_callback_states
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
 from rlxf.utils.checks import as_whole_number
@@ -64,10 +67,10 @@ class TrainingLoop(ResumableAgent):
         self._between_rollouts = False
         envs = rollout_envs(env, self.policy, self.collector.env_numbers)
         with restore_stats_on_error(env), self._reset_after_error():
-            for step in range(n_rollout_steps):
-                self._reset_noise(step)
-                if not self._take_step(envs, callback):
-                    return False
+            is_complete = self._take_steps(envs, callback, n_rollout_steps)
+        self._env_calls = count_calls(env)
+        if not is_complete:
+            return False
         critic_lambda = self.gae_lambda if self.critic_lambda is None else self.critic_lambda
         self.collector.finish_rollout(self.gamma, self.gae_lambda, critic_lambda)
         self._episodes.exchange(self.ranks, super()._update_info_buffer)
@@ -75,6 +78,14 @@ class TrainingLoop(ResumableAgent):
             counts = self.ranks.all_gather(torch.tensor([value], device=self.device))
             self.logger.record(f"env/{name}", int(counts.sum()))
         callback.on_rollout_end()
+        return True
+
+    def _take_steps(self, envs: RolloutEnvs, callback: BaseCallback, steps: int) -> bool:
+        """Take steps in every environment; return False if a callback stops training."""
+        for step in range(steps):
+            self._reset_noise(step)
+            if not self._take_step(envs, callback):
+                return False
         return True
 
     def _reset_noise(self, step: int) -> None:
@@ -143,6 +154,8 @@ class TrainingLoop(ResumableAgent):
         sync_normalization_statistics(self.env, self.ranks)
         self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
         watch_processes(self.env)
+        if not reset_num_timesteps:
+            self._discard_changed_episodes()
         self._agree_on_reset()
         resets = reset_num_timesteps or self._last_obs is None
         with restore_stats_on_error(self.env):
@@ -153,6 +166,8 @@ class TrainingLoop(ResumableAgent):
             rows = self.ranks.row_indices(self.n_envs)
             obs = map_obs(as_array, self._last_obs)
             check_observations("first observation", self.env, obs, self._env_steps, rows)
+        self._env_calls = count_calls(self.env)
+        self._check_evaluation_envs(result[1])
         if writes_tensorboard(self.logger):
             values = hyperparameters(
                 self.constructor_settings(),
@@ -167,6 +182,24 @@ class TrainingLoop(ResumableAgent):
         if resets:
             self.collector.reset(self._last_obs)
         return result
+
+    def _check_evaluation_envs(self, callback: BaseCallback) -> None:
+        """Raise ValueError if an ``EvalCallback`` would play episodes in the training environments."""
+        for each in flat_callbacks(callback):
+            if isinstance(each, EvalCallback):
+                check_not_trained_in(self, each.eval_env, "EvalCallback", "make_vec_env(id, n_envs)")
+
+    def _discard_changed_episodes(self) -> None:
+        """Discard the current episodes, with a warning, if there were other steps in the environments."""
+        assert self.env is not None
+        if self._last_obs is None or count_calls(self.env) == self._env_calls:
+            return
+        warn_user(
+            "the training environments were stepped or reset after the last training, e.g. by "
+            "evaluate_policy(agent, agent.get_env()), so new episodes begin; pass an environment of its own, "
+            "e.g. make_vec_env(id, n_envs), or use rlxf.evaluate"
+        )
+        self.discard_episodes()
 
     def _agree_on_reset(self) -> None:
         """Discard the episodes of this process if those of another one were discarded.
@@ -201,15 +234,17 @@ class TrainingLoop(ResumableAgent):
                 total. On the same machine the result is bit-identical to an uninterrupted run. The agent must
                 have the same arguments and environments. Environments must be `ActionReplay` or
                 `StatefulVectorEnv`, like those of `rlxf.envs.make_vec_env`; others start new episodes with a
-                warning. Sets the global random number generators of torch, numpy and Python.
+                warning. States of callbacks in the file, such as the best return of an `EvaluationCallback`,
+                are loaded. Sets the global random number generators of torch, numpy and Python.
 
         Raises:
             TypeError: before the first step, if ``total_timesteps`` or ``log_interval`` is not a number.
             ValueError: before the first step, if ``total_timesteps`` is negative or has a fraction,
                 ``log_interval`` is less than 1, the agent was loaded without an environment, a schedule is
                 lost (`UnknownSchedule`) or becomes negative, the agent has a datastore, a block of
-                its `Compressive` memory would contain a reset step and never be compressed, or its settings
-                differ from those of the file to resume from.
+                its `Compressive` memory would contain a reset step and never be compressed, its settings
+                differ from those of the file to resume from, or an ``EvalCallback`` has the environments of
+                the training.
             FileNotFoundError: if the file does not exist.
             CheckpointError: if the file is truncated, altered or of a different type, or was not written by
                 `CheckpointWriter`.
@@ -218,6 +253,11 @@ class TrainingLoop(ResumableAgent):
             NumericalError: before a rollout or an update, if a parameter is not finite or would make a
                 recurrent state overflow; during training, if a loss, a gradient or a recurrent state is NaN
                 or infinite. The weights are those before that optimizer step.
+
+        Warns:
+            UserWarning: if training continues with ``reset_num_timesteps=False``, but the environments were
+                stepped or reset in between, e.g. by SB3's ``evaluate_policy``. New episodes then begin. Steps
+                in ``SubprocVecEnv`` and `Workers` are not noticed.
         """
         total_timesteps = as_whole_number("total_timesteps", total_timesteps, least=0)
         log_interval = as_log_interval(log_interval)
@@ -239,6 +279,7 @@ class TrainingLoop(ResumableAgent):
         self._warn_of_zero_learning_rate(total_timesteps)
         callback.on_training_start(locals(), globals())
         if run is not None:
+            load_callback_states(callback, run)
             resume.restore_generators(run, self.logger, self.order)
         try:
             self._iterate(total_timesteps, callback, log_interval)

@@ -27,6 +27,7 @@ from rlxf.agents.offline.validation import ValidatedAlgorithm
 from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.data import Windows
 from rlxf.training import Archive
+from rlxf.training.checkpoints import load_callback_states
 from rlxf.training.process_group import ProcessGroup
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
@@ -165,6 +166,7 @@ class OfflineTrainingLoop(ValidatedAlgorithm):
         self._update = update
         callback.on_training_start(locals(), globals())
         if run is not None:
+            load_callback_states(callback, run)
             checkpoint.restore_training_state(update, run)
         self._run_updates(windows, total_timesteps, callback, log_interval)
         callback.on_training_end()

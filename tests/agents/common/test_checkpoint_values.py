@@ -110,7 +110,7 @@ def test_invalid_optimizer_state_is_rejected(tmp_path, archives, name, change, e
 
 SETTINGS = {
     "GTrXLPPO": {
-        "n_steps": ["x", 0, 1.5, None],
+        "n_steps": ["x", 0, 1.5],
         "n_epochs": [-1, True],
         "n_envs": [-3],
         "gamma": [-0.1, 2, "x", None],

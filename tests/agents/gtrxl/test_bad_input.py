@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import ReshapeObservation, TimeLimit
+from gymnasium.wrappers import FrameStackObservation, RescaleAction, ReshapeObservation, TimeLimit
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -37,6 +37,7 @@ from tests.agents.gtrxl.worlds import (
     ACTIONS,
     DICT,
     IMAGE,
+    RECURRENT_CORES,
     VECTOR,
     Scripted,
     parameters,
@@ -289,6 +290,57 @@ def test_other_matrices_are_flattened_without_a_warning(space):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         small_agent(Scripted(observation_space=space), "MlpGTrXLPolicy", n_envs=1)
+
+
+def test_stacked_images_of_gymnasium():
+    env = FrameStackObservation(Scripted(observation_space=spaces.Box(0, 255, (40, 40, 3), np.uint8)), 4)
+    with pytest.raises(ValueError, match=r"leave FrameStackObservation out.*VecFrameStack"):
+        small_agent(env, "CnnGTrXLPolicy", n_envs=1)
+
+
+@pytest.mark.parametrize("policy", [None, 3, dict])
+def test_policy_that_is_no_policy(policy):
+    with pytest.raises(TypeError, match=r"policy must be one of MlpGTrXLPolicy, .* got "):
+        GTrXLPPO(policy, Scripted(), device="cpu")
+
+
+def test_memory_length_of_a_core_without_memory():
+    message = r"memory_length=8 does not apply: .* only the state of LSTM\(.*; leave memory_length out"
+    with pytest.raises(ValueError, match=message):
+        small_agent(Scripted(), memory_length=8, core=RECURRENT_CORES["LSTM"], n_envs=1)
+
+
+def test_keys_of_observations_that_are_not_text():
+    space = spaces.Dict({1: VECTOR})
+    with pytest.raises(TypeError, match=r"observation space .* has the key 1 \(int\): keys must be text"):
+        small_agent(Scripted(observation_space=space), "MultiInputGTrXLPolicy", n_envs=1)
+
+
+@pytest.mark.parametrize("bounds", [(100, 200), (-200, -100), (-0.01, 0.01), (0, 1000)], ids=str)
+def test_action_bounds_that_first_actions_hardly_explore(bounds):
+    space = spaces.Box(*bounds, (2,), np.float32)
+    with pytest.warns(UserWarning, match=r"standard deviation 1, .*RescaleAction\(env, -1, 1\)"):
+        agent = small_agent(Scripted(action_space=space), n_envs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(RescaleAction(Scripted(action_space=space), -1, 1), n_envs=1)
+    assert agent.action_space == space
+
+
+@pytest.mark.parametrize("options", [{}, {"use_sde": True}], ids=["independent", "state-dependent"])
+@pytest.mark.parametrize("bounds", [(-2, 2), (-0.4, 0.4), (0, 1), (0.1, 1), (-3, 3)], ids=str)
+def test_common_action_bounds_give_no_warning(bounds, options):
+    space = spaces.Box(*bounds, (2,), np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(Scripted(action_space=space), n_envs=1, **options)
+
+
+def test_the_first_standard_deviation_may_fit_other_action_bounds():
+    space, kwargs = spaces.Box(-0.01, 0.01, (2,), np.float32), {"log_std_init": -5.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(Scripted(action_space=space), n_envs=1, policy_kwargs=kwargs)
 
 
 def test_images_of_real_numbers_need_an_argument():

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 
 import rlxf
@@ -419,6 +420,14 @@ def test_an_argument_that_changes_the_network_is_named(trained, change):
     GTrXLPPO.load(trained[1], memory_length=8, previous_action=True, use_sde=False)
 
 
+@pytest.mark.parametrize(("chosen", "loaded"), [(None, 2048), (64, 64)], ids=["default", "chosen"])
+def test_default_size_of_rollouts_fits_the_environments(tmp_path, chosen, loaded):
+    sizes = {"segment_length": 64, "batch_size": 64, "n_steps": chosen}
+    small_agent(scripts(shifted(32)), **sizes).save(tmp_path / "agent")
+    assert GTrXLPPO.load(tmp_path / "agent").n_steps == 64
+    assert GTrXLPPO.load(tmp_path / "agent", Scripted()).n_steps == loaded
+
+
 def test_user_defined_extractor_must_be_passed_again(tmp_path):
     kwargs = {"features_extractor_class": OwnExtractor}
     agent = small_agent(scripts(shifted(3)), policy_kwargs=kwargs)
@@ -465,6 +474,28 @@ def test_known_classes_are_restored(tmp_path):
     loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu").learn(ROLLOUT)
     assert type(loaded.policy.optimizer) is torch.optim.AdamW
     assert loaded.policy.optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_optimizer_whose_state_holds_numbers(tmp_path):
+    kwargs = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
+    agent = small_agent(scripts(shifted(3)), policy_kwargs=kwargs, **STEADY).learn(ROLLOUT)
+    agent.save(tmp_path / "agent")
+    loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu", policy_kwargs=kwargs)
+    states = [each.policy.optimizer.state_dict()["state"][0] for each in (agent, loaded)]
+    assert states[0]["step"] == states[1]["step"] > 0
+    loaded.learn(ROLLOUT)
+
+
+def test_replaced_optimizer_is_reported(tmp_path):
+    agent = small_agent(scripts(shifted(3)), **STEADY)
+    agent.policy.optimizer = torch.optim.SGD(agent.policy.parameters(), lr=1e-3, momentum=0.9)
+    with pytest.warns(
+        UserWarning, match="is SGD, .* built with Adam, .*policy_kwargs={'optimizer_class': SGD"
+    ):
+        agent.learn(ROLLOUT).save(tmp_path / "agent")
+    kwargs = {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {"momentum": 0.9}}
+    loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu", policy_kwargs=kwargs)
+    assert same(parameters(agent), parameters(loaded.learn(0)))
 
 
 def test_user_defined_policy_must_be_passed_again(tmp_path):

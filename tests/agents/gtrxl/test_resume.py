@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
@@ -36,11 +37,13 @@ from rlxf.attention import (
 )
 from rlxf.envs import make_vec_env
 from rlxf.envs.action_replay import ActionReplay
+from rlxf.evaluation.periodic import PeriodicCallback
 from rlxf.training import (
     Archive,
     CheckpointError,
     CheckpointFolder,
     CheckpointWriter,
+    ResumeError,
     read_archive,
     write_archive,
 )
@@ -238,6 +241,92 @@ def test_resumption_is_exact_for_every_memory(tmp_path, name):
 @pytest.mark.parametrize("rollouts", [1, 3, 4])
 def test_resumption_is_exact_at_every_rollout(tmp_path, rollouts):
     assert_resumes(tmp_path, lively, rollouts)
+
+
+@pytest.mark.parametrize(("stored", "here"), [(None, 32), (32, None), (None, None)])
+def test_the_default_size_of_rollouts_can_be_resumed(tmp_path, monkeypatch, stored, here):
+    """Earlier files have the number in place of the default."""
+    monkeypatch.setattr("rlxf.agents.gtrxl.config.ROLLOUT_STEPS", 32 * ENVS)
+    begin(lively, n_steps=stored).learn(32 * ENVS, CheckpointWriter(tmp_path))
+    resumed = begin(lively, n_steps=here).learn(64 * ENVS, resume_from=tmp_path)
+    assert (resumed.n_steps, resumed.num_timesteps) == (32, 64 * ENVS)
+    with pytest.raises(ResumeError, match="its n_steps is 32, the agent's 16"):
+        begin(lively, n_steps=16).learn(TOTAL, resume_from=tmp_path)
+
+
+class Scaled(FlattenExtractor):
+    """Extractor with a function as argument."""
+
+    def __init__(self, observation_space, scale):
+        super().__init__(observation_space)
+        self.scale = scale
+
+    def forward(self, observations):
+        return self.scale(super().forward(observations))
+
+
+def test_arguments_that_are_functions_can_be_resumed(tmp_path):
+    """Each process has its own function objects."""
+
+    def kwargs(bias=0.0):
+        scale = (lambda x: 2 * x) if not bias else partial(torch.add, other=bias)
+        return {"features_extractor_class": Scaled, "features_extractor_kwargs": {"scale": scale}}
+
+    begin(lively, policy_kwargs=kwargs()).learn(ROLLOUT, CheckpointWriter(tmp_path))
+    resumed = begin(lively, policy_kwargs=kwargs()).learn(2 * ROLLOUT, resume_from=tmp_path)
+    assert resumed.num_timesteps == 2 * ROLLOUT
+    with pytest.raises(
+        ResumeError, match=r"scale\.lost is <function .*<lambda>>, the agent's functools.partial"
+    ):
+        begin(lively, policy_kwargs=kwargs(1.0)).learn(TOTAL, resume_from=tmp_path)
+
+
+class Returns(PeriodicCallback):
+    """Callback with a state: the sums of the rewards of its intervals."""
+
+    def __init__(self):
+        super().__init__(every_steps=ROLLOUT)
+        self.sums = [0.0]
+
+    def _on_step(self):
+        self.sums[-1] += float(self.locals["rewards"].sum())
+        return super()._on_step()
+
+    def on_interval(self):
+        self.sums.append(0.0)
+        return 1
+
+    def expected_steps(self):
+        return 1.0
+
+    def state(self):
+        return super().state() | {"sums": self.sums}
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.sums = state["sums"]
+
+
+def test_the_states_of_callbacks_are_resumed(tmp_path):
+    straight = Returns()
+    begin(lively).learn(TOTAL, straight)
+    saving = CheckpointWriter(tmp_path, every_seconds=0)
+    begin(lively).learn(TOTAL, CallbackList([Rollouts(2), CallbackList([Returns(), Returns()]), saving]))
+    resumed = Returns(), Returns(), Returns()  # the file has no state of the third
+    begin(lively).learn(TOTAL, list(resumed), resume_from=tmp_path)
+    assert resumed[0].sums == resumed[1].sums == straight.sums
+    assert resumed[0].played == straight.played == TOTAL // ROLLOUT
+    assert len(resumed[2].sums) < len(straight.sums)
+
+
+def test_invalid_states_of_callbacks_are_rejected(tmp_path):
+    begin(lively).learn(ROLLOUT, [Returns(), CheckpointWriter(tmp_path)])
+    file = CheckpointFolder(tmp_path).newest()
+    archive = read_archive(file)
+    archive.documents["callbacks"]["Returns"] = {"sums": []}
+    write_archive(file, archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="played"):
+        begin(lively).learn(TOTAL, Returns(), resume_from=file)
 
 
 @pytest.mark.thorough

@@ -1,6 +1,7 @@
 """Unmodified tools of Stable-Baselines3 work with the agent."""
 
 import csv
+import warnings
 from dataclasses import replace
 
 import gymnasium
@@ -114,6 +115,32 @@ def test_eval_callback_keeps_the_best_agent(tmp_path):
     assert results.shape == (3, 4)
     assert callback.best_mean_reward == pytest.approx(results.mean(axis=1).max())
     assert same(parameters(GTrXLPPO.load(tmp_path / "best_model.zip", device="cpu")), bests.kept[-1])
+
+
+@pytest.mark.parametrize("env", [lambda: tmaze(1), lambda: TMazeVector(1)], ids=["VecEnv", "VectorEnv"])
+@pytest.mark.parametrize("other", [evaluate_policy, lambda _, env, **__: env.reset()], ids=["step", "reset"])
+def test_training_continues_with_new_episodes_after_other_steps(env, other):
+    agent = small_agent(env(), learning_rate=1e-3).learn(16)
+    other(agent, agent.get_env(), n_eval_episodes=1)
+    with pytest.warns(UserWarning, match="stepped or reset after the last training.*new episodes"):
+        agent.learn(16, reset_num_timesteps=False)
+    assert agent.rollout_buffer.index.position[0, agent.rollout_buffer.memory_length] == 0
+
+
+@pytest.mark.parametrize("env", [lambda: tmaze(1), lambda: TMazeVector(1)], ids=["VecEnv", "VectorEnv"])
+def test_training_continues_within_its_episodes(env):
+    agent = small_agent(env(), learning_rate=1e-3).learn(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent.learn(0, reset_num_timesteps=False).learn(16, reset_num_timesteps=False)
+        agent.learn(16)
+
+
+def test_eval_callback_needs_another_environment():
+    agent = small_agent(tmaze(3))
+    with pytest.raises(ValueError, match="EvalCallback needs an environment of its own"):
+        agent.learn(ROLLOUT, [EvalCallback(agent.get_env(), verbose=0)])
+    assert agent.num_timesteps == 0
 
 
 def test_a_reached_threshold_stops_training():

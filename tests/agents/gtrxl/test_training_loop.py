@@ -1,6 +1,7 @@
 """Schedules, environments and values of a training, from the first rollout to the last."""
 
 import copy
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -48,6 +49,16 @@ def test_training_of_one_rollout_without_learning_rate_warns():
     with pytest.warns(UserWarning, match="the weights will not change: 48 steps are one rollout"):
         agent.learn(ROLLOUT)
     assert same(before, parameters(agent))
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_an_update_that_target_kl_ends_is_printed(capsys, verbose):
+    agent = small_agent(scripts(shifted(ENVS)), learning_rate=1e-3, target_kl=1e-9, verbose=verbose)
+    agent.learn(ROLLOUT, log_interval=None)
+    message = (
+        r"Early end of the update in pass 1 of 2: the KL divergence \S+ exceeds 1.5 times target_kl=1e-09\n"
+    )
+    assert len(re.findall(message, capsys.readouterr().out)) == verbose
 
 
 @pytest.mark.filterwarnings("error:the weights will not change")

@@ -1,16 +1,22 @@
 """Truncated episodes are bootstrapped with the value of the last observation, given their memory."""
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.vec_env import VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from rlxf.attention import State, TokenIndex
+from rlxf.envs.spaces import row_of
 from rlxf.envs.tensor_vec_env import as_vec_env
 from tests.agents.gtrxl.worlds import (
     ACTIONS,
     DICT,
     MIXED,
     TRUNCATED,
+    VECTOR,
+    Scripted,
     last_outputs,
     next_step_scripts,
     rollouts,
@@ -74,6 +80,57 @@ def test_last_observations_may_be_objects():
         agent.learn(2 * ENVS * agent.n_steps)
         rewards.append(agent.rollout_buffer.rewards)
     assert torch.equal(*rewards)
+
+
+class ReplacedAtTheEnd(VecEnvWrapper):
+    """Last observations are the first ones, as in processes of environments that reuse their array."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, *results, infos = self.venv.step_wait()
+        for i, info in enumerate(infos):
+            if "terminal_observation" in info:
+                info["terminal_observation"] = row_of(observations, i)
+        return observations, *results, infos
+
+
+REUSED = "last observations of 3 truncated episodes equal the first ones.*return a copy"
+
+
+@pytest.mark.parametrize("space", [VECTOR, DICT], ids=["Box", "Dict"])
+def test_environments_that_reuse_their_array(space):
+    policy = "MlpGTrXLPolicy" if space is VECTOR else "MultiInputGTrXLPolicy"
+    agent = small_agent(ReplacedAtTheEnd(scripts(shifted(ENVS), space)), policy, learning_rate=1e-3)
+    with pytest.warns(UserWarning, match=REUSED) as warned:
+        agent.learn(4 * ENVS * STEPS)
+    assert len([each for each in warned if "return a copy" in str(each.message)]) == 1
+
+
+class Still(Scripted):
+    """Environment whose observations are all equal."""
+
+    def reset(self, **options):
+        return np.zeros(3, np.float32), super().reset(**options)[1]
+
+    def step(self, action):
+        return np.zeros(3, np.float32), *super().step(action)[1:]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        lambda: scripts(shifted(ENVS)),
+        lambda: as_vec_env(next_step_scripts(shifted(ENVS))),
+        lambda: DummyVecEnv([lambda: Still([TRUNCATED] * 5)] * ENVS),
+    ],
+    ids=["own arrays", "NEXT_STEP", "equal observations"],
+)
+def test_other_environments_give_no_warning(env):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_agent(env(), learning_rate=1e-3).learn(4 * ENVS * STEPS)
 
 
 CASES = {
