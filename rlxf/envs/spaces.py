@@ -133,6 +133,19 @@ def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
     return {key: _entry(infos[key], i) for key in keys}
 
 
+def fill_infos(rows: Sequence[dict[str, Any]], infos: Mapping[str, Any], selected: NDArray[np.bool_]) -> None:
+    """Add the entries of a batch of infos to one dict per environment, in the form of `info_of`.
+
+    Args:
+        rows: dicts of the N environments, which are changed.
+        infos: infos of the batch.
+        selected: environments whose dict gets its entries, bool (N,).
+    """
+    for key in [key for key in infos if f"_{key}" in infos]:
+        for i in np.flatnonzero(np.asarray(infos[f"_{key}"], np.bool_) & selected).tolist():
+            rows[i][key] = _entry(infos[key], i)
+
+
 def row_of(batch: Any, i: int) -> Any:
     """Return a copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
     return map_parts(batch, lambda part: _copy(part[i]))

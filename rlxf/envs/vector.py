@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.data.spaces import is_text, leaves
-from rlxf.envs.spaces import check_playable, info_of, numbers_in_space, row_of
+from rlxf.envs.spaces import check_playable, fill_infos, info_of, numbers_in_space, row_of
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -56,15 +56,15 @@ class StatefulVectorEnv(Protocol):
 class GymnasiumVecEnv(VecEnv):
     """Stable-Baselines3 `VecEnv` around a Gymnasium 1.x `VectorEnv` of any autoreset mode.
 
-    On a step that ends the episode of environment i, ``infos[i]`` has the info of the environment and
+    ``infos[i]`` is a new dict with the info of environment i. On a step that ends its episode, the dict also
+    has
 
     - ``terminal_observation``: the last observation of the episode,
     - ``TimeLimit.truncated``: truncated and not terminated,
     - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`; that
       of the environment's own `Monitor` if it has one, without the wrappers around it.
 
-    All other infos, except those of fillers, are separate empty dicts: filling them in each step would take
-    longer than the step of a small environment. Rewards are float32 (N,), done flags bool (N,).
+    Rewards are float32 (N,), done flags bool (N,).
 
     The observation of a step that ends an episode depends on ``env.metadata["autoreset_mode"]``:
 
@@ -72,8 +72,8 @@ class GymnasiumVecEnv(VecEnv):
       DISABLED, this class resets the environments whose episode ended (``options={"reset_mask": ends}``).
     - NEXT_STEP: the last observation of the episode, and ``infos[i]["filler_next"]`` is True: the next step
       of the environment is a filler. A filler ignores its action, has reward 0, ends no episode and counts
-      in no episode. It has ``infos[i]["filler"]`` True and the first observation of the next episode. A
-      learner must mask the transition that starts from the last observation.
+      in no episode. Its info is ``{"filler": True}``, and it has the first observation of the next episode.
+      A learner must mask the transition that starts from the last observation.
 
     Args:
         env: the vector environment. It must return new arrays in each step (``copy=True``).
@@ -182,6 +182,8 @@ class GymnasiumVecEnv(VecEnv):
         self._returns += rewards
         self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if infos:
+            fill_infos(rows, infos, ~(self.filler_next | ends))
         if self.filler_next.any():
             self._mark(rows, "filler")
             self._keep_reset_infos(infos, self.filler_next)

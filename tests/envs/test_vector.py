@@ -206,6 +206,31 @@ def test_infos_are_separate_dicts():
     assert "key" not in env.step(np.zeros(2, dtype=np.int64))[3][0]
 
 
+class Clocked(Counter):
+    """`Counter` with its step in the infos, as a number and within a dict."""
+
+    def step(self, action: int) -> Any:
+        *results, info = super().step(action)
+        step = int(self.count[1])
+        return *results, info | {"step": step, "parts": {"odd": step % 2 == 1}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_of_all_steps_are_those_of_the_environments(mode):
+    env = as_vec_env(SyncVectorEnv([Clocked] * 3, autoreset_mode=mode))
+    env.seed(0)
+    env.reset()
+    steps = np.zeros(3, int)
+    for _ in range(30):
+        fillers = env.filler_next.copy()
+        *_, ends, infos = env.step(np.zeros(3, int))
+        steps = np.where(fillers, 0, steps + 1)
+        expected = [{} if filler else {"step": step} for filler, step in zip(fillers, steps, strict=True)]
+        assert [{key: info[key] for key in info.keys() & {"step"}} for info in infos] == expected
+        assert all(info["parts"] == {"odd": info["step"] % 2 == 1} for info in infos if "step" in info)
+        steps[ends] = 0
+
+
 def test_terminal_observation_is_a_copy():
     env = adapted(AutoresetMode.NEXT_STEP, n=1)
     env.seed(0)
