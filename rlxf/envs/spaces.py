@@ -127,7 +127,8 @@ def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
     """Return the info of environment i from the ``infos`` of a batch.
 
     Gymnasium keeps one array per key and, under ``"_" + key``, a mask (N,) of the environments that set it.
-    A key without a mask belongs to the whole batch and is left out.
+    A key without a mask belongs to the whole batch and is left out. In a dict without any masks, as the
+    vector wrapper ``RecordEpisodeStatistics`` adds it, each array has one entry per environment.
     """
     keys = [key for key in infos if f"_{key}" in infos and infos[f"_{key}"][i]]
     return {key: _entry(infos[key], i) for key in keys}
@@ -246,5 +247,7 @@ def _copy(row: Any) -> Any:
 
 def _entry(value: Any, i: int) -> Any:
     if isinstance(value, dict):
-        return info_of(value, i)
+        if any(f"_{key}" in value for key in value):
+            return info_of(value, i)
+        return {key: _entry(part, i) for key, part in value.items() if isinstance(part, np.ndarray | dict)}
     return value[i].item() if isinstance(value[i], np.generic) else value[i]
