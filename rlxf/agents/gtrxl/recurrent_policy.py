@@ -1,6 +1,7 @@
 """Policy with a recurrent state: interface of SB3 for acting step by step, and state per environment."""
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -31,7 +32,7 @@ from rlxf.agents.gtrxl.observations import (
 )
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 from rlxf.data.spaces import count_values
 from rlxf.utils.distributions import unvalidated_distributions
 
@@ -246,10 +247,13 @@ class RecurrentPolicy(BasePolicy):
         Raises:
             ValueError: if the batch sizes of obs, state and episode_starts differ.
         """
-        distribution, values, state = self._evaluate_step(obs, state, episode_starts)
-        actions = distribution.get_actions(deterministic=deterministic)
+        validation = unvalidated_distributions() if is_tracing() else nullcontext()
+        with validation:
+            distribution, values, state = self._evaluate_step(obs, state, episode_starts)
+            actions = distribution.get_actions(deterministic=deterministic)
+            log_probs = distribution.log_prob(actions)
         state.action = self.encode_actions(actions)
-        return actions.reshape(-1, *self.action_space.shape), values, distribution.log_prob(actions), state  # type: ignore[misc]
+        return actions.reshape(-1, *self.action_space.shape), values, log_probs, state  # type: ignore[misc]
 
     @torch.no_grad()
     def get_distribution(
