@@ -29,6 +29,7 @@ from rlxf.agents.common.weights import core_error_context, transfer_weights
 from rlxf.agents.gtrxl import checkpoint
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep, exportable_normalizer, raw_observation_space
 from rlxf.agents.gtrxl.calibration import check_independent_episodes, measure_exits
+from rlxf.agents.gtrxl.config import without_default_steps
 from rlxf.agents.gtrxl.core import check_episode_length, warned_of_filler_rows
 from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.policies import POLICIES, SB3_POLICIES
@@ -374,7 +375,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
 
         Args:
             path: path of the file; ".zip" is added if it has no suffix.
-            env: environment to train or evaluate in; None to only predict, until ``set_env`` is called.
+            env: environment to train or evaluate in; None to only predict, until ``set_env`` is called. If
+                ``n_steps`` is the default in the file, it becomes the default for the number of environments.
             device: "auto", "cpu" or "cuda".
             policy: policy class; required if it is user-defined.
             sha256: required SHA-256 of the file in hexadecimal digits, from a source that you trust. It is
@@ -402,7 +404,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
         archive = checkpoint.read_checkpoint(path, sha256)
         stored = checkpoint.read_settings(archive, cls)
         checkpoint.check_same_network(stored, overrides)
-        merged = stored | overrides
+        merged = without_default_steps(stored) | overrides
         if "policy_kwargs" not in overrides:
             merged["policy_kwargs"] = checkpoint.decode_policy_kwargs(stored["policy_kwargs"])
         named = policy or checkpoint.policy_class_name(archive)

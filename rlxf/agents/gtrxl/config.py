@@ -131,8 +131,7 @@ class PPOConfig:
             return self.n_steps
         per_process = env.num_envs if isinstance(env, VecEnv) else 1
         n_envs = self.n_envs if env is None else per_process * process_group().world_size
-        segments = -(-ROLLOUT_STEPS // max(1, n_envs * self.segment_length))
-        return max(1, segments) * self.segment_length
+        return default_steps(n_envs, self.segment_length)
 
     def _check_multiples(self) -> None:
         for name in ("n_steps", "batch_size"):
@@ -147,6 +146,25 @@ ROLLOUT_STEPS = 2048
 """Minimum steps of a rollout over all environments of all processes if ``n_steps`` is None."""
 BATCH_STEPS = 256
 """Minimum steps of a minibatch if ``batch_size`` is None."""
+
+
+def default_steps(n_envs: int, segment_length: int) -> int:
+    """Return the fewest whole segments, in steps, that give `ROLLOUT_STEPS` in ``n_envs`` environments."""
+    segments = -(-ROLLOUT_STEPS // max(1, n_envs * segment_length))
+    return max(1, segments) * segment_length
+
+
+def without_default_steps(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a file, with None in place of the default ``n_steps`` for their environments.
+
+    In another number of environments, the agent then has the default for that number. The constructor of a
+    subclass may lack these arguments.
+    """
+    names = {"n_steps", "n_envs", "segment_length"}
+    if not names <= settings.keys():
+        return dict(settings)
+    is_default = settings["n_steps"] == default_steps(settings["n_envs"], settings["segment_length"])
+    return {**settings, "n_steps": None if is_default else settings["n_steps"]}
 
 
 def check_schedules(settings: Any, progress: float = 1.0) -> None:
