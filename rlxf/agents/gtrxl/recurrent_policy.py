@@ -176,7 +176,8 @@ class RecurrentPolicy(BasePolicy):
             state: state returned by the previous call; None to start.
             episode_start: (E,) bool, which observations are the first of an episode. Memory is cleared there,
                 unless it persists across episodes: then this has no effect. None: no observation is the
-                first, unless state is None.
+                first, unless state is None. With NEXT_STEP, a Gymnasium ``VectorEnv`` returns the first
+                observation one step after the done flag.
             deterministic: take the most likely action instead of a sample.
 
         Returns:
@@ -242,7 +243,8 @@ class RecurrentPolicy(BasePolicy):
             deterministic: take the most likely action instead of a sample.
 
         Returns:
-            Actions (E, ...), values (E,), log probabilities of the actions (E,), and the next state.
+            Actions (E, ...), values (E,), log probabilities of the actions (E,), and the next state. Discrete
+            actions count from 0; `to_environment` converts them to values of their space.
 
         Raises:
             ValueError: if the batch sizes of obs, state and episode_starts differ.
