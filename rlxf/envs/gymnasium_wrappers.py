@@ -23,6 +23,8 @@ REWARDS = (
     vector.VectorizeTransformReward,
 )
 """Wrappers that change rewards, and base classes of others that do."""
+STATISTICS = (Monitor, wrappers.RecordEpisodeStatistics, vector.RecordEpisodeStatistics)
+"""Wrappers whose returns `GymnasiumVecEnv` reports."""
 
 
 def warn_of_unsaved_statistics(env: VecEnv) -> None:
@@ -40,15 +42,16 @@ def warn_of_unsaved_statistics(env: VecEnv) -> None:
 
 
 def warn_of_changed_rewards(env: VecEnv) -> None:
-    """Warn if a wrapper of Gymnasium changes rewards and no ``Monitor`` inside of it reports raw returns.
+    """Warn if a wrapper of Gymnasium changes rewards and no wrapper inside of it reports raw returns.
 
     Wrappers that ``gymnasium.make`` finds inside of an environment are part of the task.
     """
     changing: list[str] = []
+    reporting = STATISTICS if isinstance(env.unwrapped, GymnasiumVecEnv) else Monitor
     for wrapper in _wrappers_of(env):
         if isinstance(wrapper, wrappers.OrderEnforcing):  # of gymnasium.make
             break
-        if isinstance(wrapper, Monitor):
+        if isinstance(wrapper, reporting):
             changing = []
         elif isinstance(wrapper, REWARDS):
             changing.append(type(wrapper).__name__)

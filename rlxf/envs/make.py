@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any, cast
 
 import gymnasium
@@ -33,6 +34,7 @@ from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
 from rlxf.envs.wrappers import PreviousReward, PreviousTransition
 from rlxf.utils.checks import check_int
+from rlxf.utils.names import did_you_mean
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 EnvLike = str | gymnasium.Env | VectorEnv | VecEnv
@@ -83,21 +85,26 @@ _WRAPPERS: dict[str | None, EnvWrapper] = {
 
 def make_vec_env(
     env_id: str | Callable[..., gymnasium.Env],
-    n_envs: int,
+    n_envs: int = 1,
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
-    wrapper_class: EnvWrapper | None = None,
+    wrapper_class: Callable[..., gymnasium.Env] | None = None,
     previous_reward: bool = False,
     previous_transition: bool = False,
     workers: Workers | None = None,
     curriculum: Curriculum | None = None,
+    wrapper_kwargs: dict[str, Any] | None = None,
+    monitor_dir: str | None = None,
+    monitor_kwargs: dict[str, Any] | None = None,
+    **unsupported: Any,
 ) -> VecEnv:
     """Create ``n_envs`` copies of an environment as one Stable-Baselines3 ``VecEnv``.
 
     If the environment has a vector entry point with same-step autoreset (``rlxf/TMaze-v0``) and no wrapper
-    is requested, the function uses it (`GymnasiumVecEnv`). Otherwise it calls Stable-Baselines3's
-    ``make_vec_env``: each copy is in a `Monitor` and its wrappers, and all are in a `DummyVecEnv`. Each
-    episode then has its own seed (`ActionReplay`), so training can be resumed in the middle of an episode.
+    or argument of `Monitor` is requested, the function uses it (`GymnasiumVecEnv`). Otherwise it calls
+    Stable-Baselines3's ``make_vec_env``: each copy is in a `Monitor` and its wrappers, and all are in a
+    `DummyVecEnv`. Each episode then has its own seed (`ActionReplay`), so training can be resumed in the
+    middle of an episode.
 
     With ``workers``, the copies run in worker processes (`WorkerVecEnv`). They step in parallel, and an
     environment that raises, dies or hangs is restarted. The steps equal those of copies in this process,
@@ -124,6 +131,11 @@ def make_vec_env(
         curriculum: easier tasks with which each copy begins (`CurriculumEnv`); None for none. With a
             curriculum, an environment's vector entry point is not used. Each stage is made once in this
             process, also with ``workers``, to compare the spaces.
+        wrapper_kwargs: arguments of ``wrapper_class`` after the environment.
+        monitor_dir: folder in which each `Monitor` writes its file; None for no files.
+        monitor_kwargs: arguments of each `Monitor`, e.g. the keys of infos that it records.
+        unsupported: no argument; the error for one of Stable-Baselines3's ``make_vec_env`` names the
+            alternative.
 
     Raises:
         BrokenEnvironmentError: if an environment cannot be created in its process.
@@ -131,32 +143,56 @@ def make_vec_env(
             than environments, the stages of the curriculum have different spaces, or an environment already
             has the wrapper `PreviousTransition`.
         TypeError: if ``env_id`` is neither an id nor a class or function, if n_envs is not an int, if
-            ``curriculum`` is not a `Curriculum`, if the environment does not accept env_kwargs, or if a space
-            is not supported (`check_playable`).
+            ``curriculum`` is not a `Curriculum`, if the environment does not accept env_kwargs, if a space
+            is not supported (`check_playable`), or if an argument is unknown.
         DependencyNotInstalled: if the environment needs an extra of rlxf that is not installed; the message
             has the command that installs it.
     """
+    _check_no_unsupported(unsupported)
     check_int("n_envs", n_envs)
     check_curriculum(curriculum)
     kwargs = env_kwargs or {}
+    if wrapper_class is not None and wrapper_kwargs:
+        wrapper_class = partial(wrapper_class, **wrapper_kwargs)
+    monitor: dict[str, Any] = {"monitor_dir": monitor_dir, "monitor_kwargs": monitor_kwargs}
     if curriculum is not None:
         env_fns = [_env_fn(stage, arguments) for stage, arguments in curriculum.tasks(env_id, kwargs)]
         make = partial(CurriculumEnv, env_fns, curriculum, check_stages(env_fns))
         task = find_spec(env_id).id if isinstance(env_id, str) else ""
         wrap = _wrapper(task, wrapper_class, previous_reward, previous_transition)
-        return make_vec_env_from(make, n_envs, seed, wrap, workers)
+        return make_vec_env_from(make, n_envs, seed, wrap, workers, **monitor)
     if not isinstance(env_id, str):
         wrap = _wrapper("", wrapper_class, previous_reward, previous_transition)
-        return make_vec_env_from(_env_fn(env_id, kwargs), n_envs, seed, wrap, workers)
+        return make_vec_env_from(_env_fn(env_id, kwargs), n_envs, seed, wrap, workers, **monitor)
     spec = find_spec(env_id)
-    single = wrapper_class is not None or previous_reward or previous_transition or workers is not None
+    chosen = wrapper_class, workers, monitor_dir, monitor_kwargs
+    single = previous_reward or previous_transition or any(value is not None for value in chosen)
     if not single and _has_vector_entry_point(spec, kwargs):
         vec_env = _vector_entry_point_env(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
     wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
-    return make_vec_env_from(partial(make_single, spec, **kwargs), n_envs, seed, wrap, workers)
+    return make_vec_env_from(partial(make_single, spec, **kwargs), n_envs, seed, wrap, workers, **monitor)
+
+
+_ALTERNATIVES = {
+    "vec_env_cls": "leave it out for copies in this process, use workers=Workers(PROCESSES) of rlxf.envs for "
+    "processes, or pass a VecEnv of your own to the agent",
+    "vec_env_kwargs": "workers=Workers(...) of rlxf.envs has the options of processes",
+    "start_index": "copies are numbered from 0; pass another seed for other episodes",
+}
+"""Remedies for the arguments of Stable-Baselines3's ``make_vec_env`` that this one lacks."""
+
+
+def _check_no_unsupported(arguments: dict[str, Any]) -> None:
+    """Raise TypeError for unknown arguments, and for those of `_ALTERNATIVES` with a value."""
+    for name, value in arguments.items():
+        if name not in _ALTERNATIVES:
+            similar = did_you_mean(name, signature(make_vec_env).parameters)
+            raise TypeError(f"make_vec_env takes no argument {name!r}{similar}")
+        if value:
+            raise TypeError(f"make_vec_env takes no argument {name!r}: {_ALTERNATIVES[name]}")
 
 
 @contextmanager
@@ -211,6 +247,8 @@ def make_vec_env_from(
     seed: int | None,
     wrapper: EnvWrapper | None = None,
     workers: Workers | None = None,
+    monitor_dir: str | None = None,
+    monitor_kwargs: dict[str, Any] | None = None,
 ) -> VecEnv:
     """Create ``n_envs`` environments with Stable-Baselines3's ``make_vec_env``.
 
@@ -222,13 +260,23 @@ def make_vec_env_from(
         seed: as in `make_vec_env`.
         wrapper: function that wraps each environment; None for no wrappers.
         workers: as in `make_vec_env`.
+        monitor_dir: as in `make_vec_env`.
+        monitor_kwargs: as in `make_vec_env`.
 
     Raises:
         TypeError: if a space is not supported (`check_playable`).
     """
     # The annotation is a class, but make_vec_env only calls it with the list of functions.
     vec_env_cls: Any = make_sync_vec_env if workers is None else partial(WorkerVecEnv, workers=workers)
-    return env_util.make_vec_env(make, n_envs, seed, wrapper_class=wrapper, vec_env_cls=vec_env_cls)
+    return env_util.make_vec_env(
+        make,
+        n_envs,
+        seed,
+        monitor_dir=monitor_dir,
+        wrapper_class=wrapper,
+        vec_env_cls=vec_env_cls,
+        monitor_kwargs=monitor_kwargs,
+    )
 
 
 def make_env(

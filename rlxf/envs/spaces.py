@@ -135,10 +135,24 @@ def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
     """Return the info of environment i from the ``infos`` of a batch.
 
     Gymnasium keeps one array per key and, under ``"_" + key``, a mask (N,) of the environments that set it.
-    A key without a mask belongs to the whole batch and is left out.
+    A key without a mask belongs to the whole batch and is left out. In a dict without any masks, as the
+    vector wrapper ``RecordEpisodeStatistics`` adds it, each array has one entry per environment.
     """
     keys = [key for key in infos if f"_{key}" in infos and infos[f"_{key}"][i]]
     return {key: _entry(infos[key], i) for key in keys}
+
+
+def fill_infos(rows: Sequence[dict[str, Any]], infos: Mapping[str, Any], selected: NDArray[np.bool_]) -> None:
+    """Add the entries of a batch of infos to one dict per environment, in the form of `info_of`.
+
+    Args:
+        rows: dicts of the N environments, which are changed.
+        infos: infos of the batch.
+        selected: environments whose dict gets its entries, bool (N,).
+    """
+    for key in [key for key in infos if f"_{key}" in infos]:
+        for i in np.flatnonzero(np.asarray(infos[f"_{key}"], np.bool_) & selected).tolist():
+            rows[i][key] = _entry(infos[key], i)
 
 
 def row_of(batch: Any, i: int) -> Any:
@@ -241,5 +255,7 @@ def _copy(row: Any) -> Any:
 
 def _entry(value: Any, i: int) -> Any:
     if isinstance(value, dict):
-        return info_of(value, i)
+        if any(f"_{key}" in value for key in value):
+            return info_of(value, i)
+        return {key: _entry(part, i) for key, part in value.items() if isinstance(part, np.ndarray | dict)}
     return value[i].item() if isinstance(value[i], np.generic) else value[i]

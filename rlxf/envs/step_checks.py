@@ -192,8 +192,9 @@ def warn_outside(
 def _limits_of(space: spaces.Space[Any], stack: VecFrameStack | None) -> _Limits:
     """Return the bounds with tolerance of each bounded Box, by the key of a Dict, or None.
 
-    With a ``VecFrameStack``, parts whose order of frames is not certain are left out: those of nested stacks,
-    and those that a wrapper around it changes.
+    With a ``VecFrameStack``, 0 is within the bounds, since it fills the frames before an episode with zeros.
+    Parts whose order of frames is not certain are left out: those of nested stacks, and those that a wrapper
+    around it changes.
 
     Args:
         space: space of one observation.
@@ -208,7 +209,7 @@ def _limits_of(space: spaces.Space[Any], stack: VecFrameStack | None) -> _Limits
     stacked, frames = _boxes(stack.observation_space), stack.stacked_obs
     parts = getattr(frames, "sub_stacked_observations", {None: frames})  # the first is that of a Dict
     return {
-        key: (_in_order(low, parts[key]), _in_order(high, parts[key]))
+        key: (np.minimum(_in_order(low, parts[key]), 0), np.maximum(_in_order(high, parts[key]), 0))
         for key, (low, high) in limits.items()
         if boxes[key] == stacked.get(key)
     }

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.data.spaces import is_text, leaves
-from rlxf.envs.spaces import check_playable, info_of, numbers_in_space, row_of
+from rlxf.envs.spaces import check_playable, fill_infos, info_of, numbers_in_space, row_of
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -56,15 +56,17 @@ class StatefulVectorEnv(Protocol):
 class GymnasiumVecEnv(VecEnv):
     """Stable-Baselines3 `VecEnv` around a Gymnasium 1.x `VectorEnv` of any autoreset mode.
 
-    On a step that ends the episode of environment i, ``infos[i]`` has the info of the environment and
+    ``infos[i]`` is a new dict with the info of environment i. On a step that ends its episode, the dict also
+    has
 
     - ``terminal_observation``: the last observation of the episode,
     - ``TimeLimit.truncated``: truncated and not terminated,
-    - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`; that
-      of the environment's own `Monitor` if it has one, without the wrappers around it.
+    - ``episode``: return ``r``, length ``l`` in steps, seconds ``t`` since the start, as in `Monitor`. If a
+      `Monitor` or Gymnasium's ``RecordEpisodeStatistics`` reports the episode, the numbers are those of this
+      wrapper, without the wrappers around it; not of the vector wrapper with DISABLED, in which it has an
+      error.
 
-    All other infos, except those of reset steps, are separate empty dicts: filling them in each step would
-    take longer than the step of a small environment. Rewards are float32 (N,), done flags bool (N,).
+    Rewards are float32 (N,), done flags bool (N,).
 
     The observation of a step that ends an episode depends on ``env.metadata["autoreset_mode"]``:
 
@@ -72,8 +74,8 @@ class GymnasiumVecEnv(VecEnv):
       DISABLED, this class resets the environments whose episode ended (``options={"reset_mask": ends}``).
     - NEXT_STEP: the last observation of the episode, and ``infos[i]["filler_next"]`` is True: the next step
       of the environment is a reset step. It ignores its action, has reward 0, ends no episode and counts
-      in no episode. It has ``infos[i]["filler"]`` True and the first observation of the next episode. A
-      learner must mask the transition that starts from the last observation.
+      in no episode. Its info is ``{"filler": True}``, and it has the first observation of the next episode.
+      A learner must mask the transition that starts from the last observation.
 
     Args:
         env: the vector environment. It must return new arrays in each step (``copy=True``).
@@ -185,6 +187,8 @@ class GymnasiumVecEnv(VecEnv):
         self._returns += rewards
         self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if infos:
+            fill_infos(rows, _without_other_episode(infos), ~(self.filler_next | ends))
         if self.filler_next.any():
             self._mark(rows, "filler")
             self._keep_reset_infos(infos, self.filler_next)
@@ -295,13 +299,13 @@ class GymnasiumVecEnv(VecEnv):
         if mode is AutoresetMode.DISABLED:
             first, first_infos = self.env.reset(options={"reset_mask": ends})
             self._keep_reset_infos(first_infos, ends)
-            return first, observations, infos
+            return first, observations, _without_vector_statistics(infos)
         if "final_obs" not in infos:
             raise FaultyEnvironmentError(
                 f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
             )
         self._keep_reset_infos(infos, ends)
-        return observations, infos["final_obs"], infos.get("final_info", {})
+        return observations, infos["final_obs"], _final_infos(infos)
 
     def _keep_reset_infos(self, infos: dict[str, Any], first: _Mask) -> None:
         """Set ``reset_infos`` of the environments whose observation is the first one of an episode."""
@@ -317,19 +321,48 @@ class GymnasiumVecEnv(VecEnv):
             rows[i].update(_last_info(infos, i, self.num_envs))
             rows[i]["terminal_observation"] = numbers_in_space(self.observation_space, row_of(last, i))
             rows[i]["TimeLimit.truncated"] = bool(truncated[i])
-            if "episode" not in rows[i] or not self._has_monitor(i):
+            if not _is_episode(rows[i].get("episode")):
                 rows[i]["episode"] = {"r": float(self._returns[i]), "l": int(self._lengths[i]), "t": seconds}
         self._returns[ends] = 0.0
         self._lengths[ends] = 0
 
-    def _has_monitor(self, i: int) -> bool:
-        """Return whether a `Monitor` inside the wrappers of environment i counts episodes by itself."""
-        envs = getattr(self.env.unwrapped, "envs", None)
-        return envs is not None and is_wrapped(envs[i], Monitor)
-
     def _mark(self, rows: list[dict[str, Any]], key: str) -> None:
         for i in np.flatnonzero(self.filler_next).tolist():
             rows[i][key] = True
+
+
+def _is_episode(value: Any) -> bool:
+    """Return whether an entry ``episode`` of infos has the return and the length of an episode."""
+    return isinstance(value, dict) and {"r", "l"} <= value.keys()
+
+
+def _without_other_episode(infos: dict[str, Any]) -> dict[str, Any]:
+    """Leave out an entry ``episode`` of another meaning, which Stable-Baselines3 would log."""
+    if "episode" not in infos or _is_episode(infos["episode"]):
+        return infos
+    return {key: value for key, value in infos.items() if key != "episode"}
+
+
+def _without_vector_statistics(infos: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the entry ``episode`` of a vector wrapper ``RecordEpisodeStatistics``, which has no masks.
+
+    With DISABLED it is wrong: `SyncVectorEnv` removes the mask from the options of a reset, so the wrapper
+    clears the counts of all environments.
+    """
+    if "_r" in infos.get("episode", {"_r": None}):
+        return infos
+    return {key: value for key, value in infos.items() if key != "episode"}
+
+
+def _final_infos(infos: dict[str, Any]) -> Any:
+    """Return the infos of the episodes that ended in a step with SAME_STEP.
+
+    Those of a vector wrapper ``RecordEpisodeStatistics`` are not in ``final_info`` and are added.
+    """
+    final = infos.get("final_info", {})
+    if not isinstance(final, dict) or "episode" in final:
+        return final
+    return final | {key: infos[key] for key in ("episode", "_episode") if key in infos}
 
 
 def _last_info(infos: Any, i: int, n_envs: int) -> dict[str, Any]:

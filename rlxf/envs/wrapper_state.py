@@ -1,9 +1,10 @@
-"""State of the wrappers around a ``VecEnv``, and a check that there is one ``VecNormalize`` at most."""
+"""State of the wrappers around a ``VecEnv``, and checks of ``VecNormalize``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import (
     VecCheckNan,
@@ -115,3 +116,29 @@ def check_one_normalizer(env: VecEnv) -> None:
             "the environments have a VecNormalize around another one, whose statistics and scaling an "
             "evaluation would not find: use one VecNormalize(norm_obs=..., norm_reward=...)"
         )
+
+
+def check_no_normalized_images(env: VecEnv) -> None:
+    """Raise ValueError if a ``VecNormalize`` normalizes an image in a Dict observation.
+
+    Stable-Baselines3 then replaces the space of the image in the Dict of the environments, too, so their raw
+    observations no longer fit. After this, an image has a float32 Box with three axes and the bounds
+    +-clip_obs.
+    """
+    for normalizer in vec_wrappers(env):
+        if not isinstance(normalizer, VecNormalize) or not normalizer.norm_obs:
+            continue
+        keys = normalizer.norm_obs_keys or []
+        images = [key for key in keys if _is_normalized_image(normalizer, normalizer.observation_space[key])]  # type: ignore[index]
+        if images:
+            others = [key for key in keys if key not in images]
+            remedy = f"norm_obs_keys={others}" if others else "norm_obs=False"
+            raise ValueError(
+                f"VecNormalize normalizes the image {images[0]!r} of a Dict observation, which changes the "
+                f"space of the environments: create them again, and use VecNormalize(env, {remedy})"
+            )
+
+
+def _is_normalized_image(normalizer: VecNormalize, space: spaces.Space[Any]) -> bool:
+    limit = normalizer.clip_obs
+    return len(space.shape or ()) == 3 and space == spaces.Box(-limit, limit, space.shape, np.float32)

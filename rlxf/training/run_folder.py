@@ -160,6 +160,8 @@ class RunFolder:
                 f": it was made by {BASELINE}, which saves no agent. Only rlxf plot, rlxf compare and rlxf "
                 "experiment read it; train an agent with rlxf train"
             )
+        if self.resume_checkpoints.files():
+            return f", as it is still training or was killed: continue it with rlxf resume {self.path}"
         return ", as it ended before it saved one; train it again"
 
     @property

@@ -10,6 +10,7 @@ from gymnasium.wrappers import (
     ClipReward,
     NormalizeObservation,
     NormalizeReward,
+    RecordEpisodeStatistics,
     TimeLimit,
     TransformReward,
     vector,
@@ -18,7 +19,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rlxf import evaluate
-from rlxf.envs import Workers, make_vec_env
+from rlxf.envs import Workers, as_vec_env, make_vec_env
 from rlxf.envs.gymnasium_wrappers import warn_of_changed_rewards, warn_of_unsaved_statistics
 from tests.agents.gtrxl.worlds import small_agent
 
@@ -105,10 +106,17 @@ CHANGED = {
     "TransformReward": vec_of(scaled, Monitor),
     "outer wrappers": vec_of(lambda env: ClipReward(env, 0, 0.5), lambda env: TimeLimit(env, 9)),
     "no id": vec_of(scaled, Monitor, make=CartPoleEnv),
+    "statistics of a VecEnv of Stable-Baselines3": vec_of(RecordEpisodeStatistics, scaled),
 }
 UNCHANGED = {
     "no wrapper": vec_of(),
     "Monitor inside": vec_of(Monitor, NormalizeReward),
+    "statistics inside": as_vec_env(
+        SyncVectorEnv([lambda: scaled(RecordEpisodeStatistics(gymnasium.make(ID)))])
+    ),
+    "statistics of the vector environment": as_vec_env(
+        vector.NormalizeReward(vector.RecordEpisodeStatistics(vector_env()))
+    ),
     "wrapper_class": make_vec_env(ID, 2, wrapper_class=scaled),
     "part of the task": vec_of(
         make=lambda: gymnasium.make(

@@ -196,6 +196,49 @@ def test_other_objects_are_refused_by_name(maker):
         make_vec_env(maker, 2)
 
 
+def test_arguments_of_monitors_and_wrappers(tmp_path):
+    env = make_vec_env(
+        "rlxf/TMaze-v0",
+        seed=0,
+        wrapper_class=gymnasium.wrappers.TimeLimit,
+        wrapper_kwargs={"max_episode_steps": 2},
+        monitor_dir=str(tmp_path),
+        monitor_kwargs={"info_keywords": ("is_success",)},
+    )
+    env.reset()
+    env.step(np.array([0]))
+    *_, infos = env.step(np.array([0]))
+    env.close()
+    assert (env.num_envs, infos[0]["TimeLimit.truncated"]) == (1, True)
+    assert [file.name for file in tmp_path.iterdir()] == ["0.monitor.csv"]
+
+
+def test_info_keywords_are_recorded():
+    arguments = {"corridor_length": 1}
+    env = make_vec_env(
+        "rlxf/TMaze-v0", env_kwargs=arguments, monitor_kwargs={"info_keywords": ("is_success",)}
+    )
+    env.reset()
+    done = False
+    while not done:
+        _, _, (done,), infos = env.step(np.array([0]))
+    assert "is_success" in infos[0]["episode"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"vec_env_cls": DummyVecEnv}, r"no argument 'vec_env_cls': leave it out .*workers=Workers"),
+        ({"start_index": 3}, "no argument 'start_index': copies are numbered from 0"),
+        ({"monitor_kwarg": {}}, r"no argument 'monitor_kwarg'; did you mean monitor_kwargs\?"),
+    ],
+)
+def test_other_arguments_of_sb3_are_refused_with_the_alternative(argument, message):
+    with pytest.raises(TypeError, match=message):
+        make_vec_env("CartPole-v1", **argument)
+    make_vec_env("CartPole-v1", vec_env_cls=None, start_index=0)
+
+
 def test_n_envs_must_be_positive():
     with pytest.raises(ValueError, match=r"n_envs.*0"):
         make_vec_env("CartPole-v1", 0)

@@ -299,13 +299,13 @@ def test_values_that_are_not_floats_pass(values):
 
 
 class Uneven(gymnasium.Env):
-    """Environment with the same observation in each step, in a Box whose upper bounds are given."""
+    """Environment with the same observation in each step, in a Box whose bounds are given."""
 
     action_space = spaces.Discrete(2)
 
-    def __init__(self, high, observation, key=None):
-        observation = np.array(observation, np.float32)
-        space = spaces.Box(-np.array(high, np.float32), np.array(high, np.float32))
+    def __init__(self, high, observation, key=None, low=None):
+        observation, high = np.array(observation, np.float32), np.array(high, np.float32)
+        space = spaces.Box(-high if low is None else np.array(low, np.float32), high)
         self.observation = observation if key is None else {key: observation}
         self.observation_space = space if key is None else spaces.Dict({key: space})
 
@@ -371,6 +371,7 @@ CHANGED = {
     "size that no frames have": lambda: LastFrames(_frames_of(), spaces.Box(-2, 2, (5,))),
     "frames of frames": lambda: VecFrameStack(_frames_of(), 2),
     "none": lambda: VecMonitor(_frames_of()),
+    "none, without 0": lambda: VecFrameStack(DummyVecEnv([lambda: Uneven([2, 2], [1, 2], low=[1, 1])]), 3),
 }
 
 

@@ -206,6 +206,31 @@ def test_infos_are_separate_dicts():
     assert "key" not in env.step(np.zeros(2, dtype=np.int64))[3][0]
 
 
+class Clocked(Counter):
+    """`Counter` with its step in the infos, as a number and within a dict."""
+
+    def step(self, action: int) -> Any:
+        *results, info = super().step(action)
+        step = int(self.count[1])
+        return *results, info | {"step": step, "parts": {"odd": step % 2 == 1}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_of_all_steps_are_those_of_the_environments(mode):
+    env = as_vec_env(SyncVectorEnv([Clocked] * 3, autoreset_mode=mode))
+    env.seed(0)
+    env.reset()
+    steps = np.zeros(3, int)
+    for _ in range(30):
+        fillers = env.filler_next.copy()
+        *_, ends, infos = env.step(np.zeros(3, int))
+        steps = np.where(fillers, 0, steps + 1)
+        expected = [{} if filler else {"step": step} for filler, step in zip(fillers, steps, strict=True)]
+        assert [{key: info[key] for key in info.keys() & {"step"}} for info in infos] == expected
+        assert all(info["parts"] == {"odd": info["step"] % 2 == 1} for info in infos if "step" in info)
+        steps[ends] = 0
+
+
 def test_terminal_observation_is_a_copy():
     env = adapted(AutoresetMode.NEXT_STEP, n=1)
     env.seed(0)
@@ -440,15 +465,65 @@ def test_an_environment_that_reuses_its_observation_keeps_the_last_one(vectorize
     assert last == ({"nested": {"time": 2.0}} if make is Levels else 2.0)
 
 
-def test_the_monitor_of_an_environment_counts_its_own_rewards():
-    def scaled() -> gymnasium.Env:
-        return gymnasium.wrappers.TransformReward(Monitor(Levels()), lambda reward: 10 * reward)
+def times_ten(reward: Any) -> Any:
+    return 10 * reward
 
-    env = make_sync_vec_env([scaled])
+
+def scaled(statistics: Any, make: Any = Levels) -> gymnasium.Env:
+    """Make an environment with ``statistics`` inside of a wrapper that changes the rewards."""
+    return gymnasium.wrappers.TransformReward(statistics(make()), times_ten)
+
+
+STATISTICS = [Monitor, gymnasium.wrappers.RecordEpisodeStatistics]
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_the_statistics_of_an_environment_count_its_own_rewards(statistics):
+    env = make_sync_vec_env([partial(scaled, statistics)])
     env.reset()
     env.step(np.zeros(1, int))
     _, rewards, _, infos = env.step(np.zeros(1, int))
     assert (rewards.tolist(), infos[0]["episode"]["r"], infos[0]["episode"]["l"]) == ([10.0], 2.0, 2)
+
+
+def counters(mode: AutoresetMode) -> VectorEnv:
+    return SyncVectorEnv([Counter] * 3, autoreset_mode=mode)
+
+
+def episode_scores(env: VecEnv) -> list[list[tuple[float, int]]]:
+    """Return the returns and lengths of the episodes of each environment in 40 steps without fillers."""
+    return [[row[-1]["episode"] for row in rows[1:] if "episode" in row[-1]] for rows in rollout(env, 3)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("outer", [False, True], ids=["of each environment", "of the vector environment"])
+def test_statistics_inside_of_changed_rewards(mode, outer):
+    vector = gymnasium.wrappers.vector
+    if outer:
+        env = as_vec_env(vector.TransformReward(vector.RecordEpisodeStatistics(counters(mode)), times_ten))
+    else:
+        make = partial(scaled, gymnasium.wrappers.RecordEpisodeStatistics, Counter)
+        env = as_vec_env(SyncVectorEnv([make] * 3, autoreset_mode=mode))
+    own = not (outer and mode is AutoresetMode.DISABLED)  # Gymnasium's vector wrapper counts wrongly
+    expected = adapted(mode) if own else as_vec_env(vector.TransformReward(counters(mode), times_ten))
+    assert episode_scores(env) == episode_scores(expected)
+
+
+class Chapters(Counter):
+    """`Counter` whose infos have an entry ``episode`` of another meaning."""
+
+    def step(self, action: int) -> Any:
+        *results, info = super().step(action)
+        return *results, info | {"episode": int(self.count[0])}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_entry_episode_is_no_statistics(mode):
+    env = as_vec_env(SyncVectorEnv([Chapters] * 3, autoreset_mode=mode))
+    assert rollout(env, 3) == rollout(adapted(mode), 3)
+    for _ in range(20):
+        *_, ends, infos = env.step(np.zeros(3, int))
+        assert ["episode" in info for info in infos] == ends.tolist()
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])

@@ -128,7 +128,16 @@ def test_missing_folder_file_and_other_folder_are_reported(tmp_path):
 
 
 def test_run_without_checkpoint_is_reported(run):
-    with pytest.raises(FileNotFoundError, match=r"first has no checkpoint\.zip"):
+    with pytest.raises(FileNotFoundError, match=r"first has no checkpoint\.zip, .*; train it again"):
+        RunFolder.open(run.path)
+
+
+def test_run_that_was_killed_is_to_be_resumed(run):
+    run.resume_checkpoints.path.mkdir()
+    run.resume_checkpoints.file(4).touch()
+    with pytest.raises(
+        FileNotFoundError, match=r"no checkpoint\.zip, .*: continue it with rlxf resume .*first"
+    ):
         RunFolder.open(run.path)
 
 

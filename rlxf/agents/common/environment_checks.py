@@ -182,16 +182,25 @@ def check_step_results(
     Warns:
         UserWarning: once, if an observation is outside of the bounds of its space.
     """
-    _check_numeric("dones", dones, "True or False", step)
+    _check_numeric("dones", dones, env.num_envs, "True or False", step)
     normalizer = unwrap_vec_normalize(env)
     if normalizer is not None:
         check_finite("reward", normalizer.get_original_reward(), step, environments)
-    _check_numeric("rewards", rewards, "numbers", step)
+    _check_numeric("rewards", rewards, env.num_envs, "numbers", step)
     check_finite("reward", rewards, step, environments)
+    if rewards.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            check_finite("float32 reward", rewards.astype(np.float32), step, environments)
     check_observations("observation", env, obs, step, environments, space)
 
 
-def _check_numeric(name: str, values: np.ndarray, kind: str, step: int) -> None:
+def _check_numeric(name: str, values: np.ndarray, n_envs: int, kind: str, step: int) -> None:
+    """Raise FaultyEnvironmentError unless there is one number for each environment."""
+    if values.shape != (n_envs,):
+        raise FaultyEnvironmentError(
+            f"{name} at step {step} must be an array of shape {(n_envs,)}, got shape {values.shape}: return "
+            f"{kind} of shape () from step of each environment, e.g. array.item() in place of an array"
+        )
     if values.dtype.kind not in "biuf":
         raise FaultyEnvironmentError(
             f"{name} at step {step} must be {kind}, got {values.tolist()}; correct the environment, or wrap "

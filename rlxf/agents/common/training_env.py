@@ -11,7 +11,7 @@ from rlxf.envs.make import check_is_env, make_vec_env
 from rlxf.envs.spaces import check_has_spaces, check_spaces
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.wrapper_state import check_one_normalizer
+from rlxf.envs.wrapper_state import check_no_normalized_images, check_one_normalizer
 from rlxf.training.distributed import process_group
 from rlxf.utils.warnings import warn_user
 
@@ -39,7 +39,7 @@ def checked_training_env(env: Env | VecEnv) -> Any:
     """Return the environment with checks of its steps, after checks of its spaces and wrappers.
 
     Raises:
-        ValueError: by `check_frame_stack` and `check_one_normalizer`.
+        ValueError: by `check_frame_stack`, `check_one_normalizer` and `check_no_normalized_images`.
         TypeError: if a space is missing or not supported.
 
     Warns:
@@ -50,6 +50,7 @@ def checked_training_env(env: Env | VecEnv) -> Any:
     if isinstance(env, VecEnv):
         check_frame_stack(env)
         check_one_normalizer(env)
+        check_no_normalized_images(env)
         warn_of_counted_filler_rows(env)
     return with_checked_steps(env)
 

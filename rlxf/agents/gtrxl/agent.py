@@ -376,7 +376,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, CheckpointedAlgorithm, OnPoli
 
         Args:
             path: path of the file; ".zip" is added if it has no suffix.
-            env: environment to train or evaluate in; None to only predict, until ``set_env`` is called.
+            env: environment to train or evaluate in; None to only predict, until ``set_env`` is called. If
+                ``n_steps`` is the default in the file, it becomes the default for the number of environments.
             device: "auto", "cpu" or "cuda".
             policy: policy class; required if it is user-defined.
             sha256: required SHA-256 of the file in hexadecimal digits, from a source that you trust. It is

@@ -1,6 +1,7 @@
 """Policy with a recurrent state: interface of SB3 for acting step by step, and state per environment."""
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -31,7 +32,7 @@ from rlxf.agents.gtrxl.observations import (
 )
 from rlxf.attention import TransformerSpec
 from rlxf.attention.cache import KVCache
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 from rlxf.data.spaces import count_values
 from rlxf.utils.distributions import unvalidated_distributions
 
@@ -175,7 +176,8 @@ class RecurrentPolicy(BasePolicy):
             state: state returned by the previous call; None to start.
             episode_start: (E,) bool, which observations are the first of an episode. Memory is cleared there,
                 unless it persists across episodes: then this has no effect. None: no observation is the
-                first, unless state is None.
+                first, unless state is None. With NEXT_STEP, a Gymnasium ``VectorEnv`` returns the first
+                observation one step after the done flag.
             deterministic: take the most likely action instead of a sample.
 
         Returns:
@@ -241,15 +243,19 @@ class RecurrentPolicy(BasePolicy):
             deterministic: take the most likely action instead of a sample.
 
         Returns:
-            Actions (E, ...), values (E,), log probabilities of the actions (E,), and the next state.
+            Actions (E, ...), values (E,), log probabilities of the actions (E,), and the next state. Discrete
+            actions count from 0; `to_environment` converts them to values of their space.
 
         Raises:
             ValueError: if the batch sizes of obs, state and episode_starts differ.
         """
-        distribution, values, state = self._evaluate_step(obs, state, episode_starts)
-        actions = distribution.get_actions(deterministic=deterministic)
+        validation = unvalidated_distributions() if is_tracing() else nullcontext()
+        with validation:
+            distribution, values, state = self._evaluate_step(obs, state, episode_starts)
+            actions = distribution.get_actions(deterministic=deterministic)
+            log_probs = distribution.log_prob(actions)
         state.action = self.encode_actions(actions)
-        return actions.reshape(-1, *self.action_space.shape), values, distribution.log_prob(actions), state  # type: ignore[misc]
+        return actions.reshape(-1, *self.action_space.shape), values, log_probs, state  # type: ignore[misc]
 
     @torch.no_grad()
     def get_distribution(

@@ -104,6 +104,8 @@ class SegmentBuffer:
     with `KNN` memory, are stored separately, once. The states of recurrent layers are stored at the starts of
     segments only.
 
+    Unlike in the buffers of Stable-Baselines3, all fields are tensors whose first axes are (E, steps).
+
     Args:
         policy: policy that acts; it determines spaces, sizes of the transformer and device.
         n_envs: environments E.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlxf.attention.technique import SpecView, Technique
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.token_index import EMPTY, TokenIndex, is_tracing
 from rlxf.utils.checks import MAX_FLOAT
 
 MixerState = dict[str, Tensor]
@@ -262,9 +262,9 @@ class Recurrence(Technique, ABC):
 def all_within(x: Tensor, most: float) -> bool:
     """Return True if all values are finite and not larger than ``most``; one operation on the device.
 
-    Integers and booleans, e.g. masks of memory states, always are.
+    Integers and booleans, e.g. masks of memory states, always are. While `is_tracing`, the result is True.
     """
-    if not x.is_floating_point():
+    if is_tracing() or not x.is_floating_point():
         return True
     peak = torch.linalg.vector_norm(x, math.inf).item() if x.numel() else 0.0
     return peak <= most and peak < math.inf

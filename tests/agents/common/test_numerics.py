@@ -43,6 +43,27 @@ def test_dones_may_be_numbers(env, kind):
 
 
 @pytest.mark.parametrize(
+    ("rewards", "dones", "message"),
+    [
+        (
+            np.zeros((2, 1)),
+            np.zeros(2, bool),
+            r"rewards at step 3 must be .* shape \(2,\), got shape \(2, 1\)",
+        ),
+        (np.zeros(2), np.zeros((2, 1), bool), r"dones at step 3 must be .* shape \(2,\), got shape \(2, 1\)"),
+        (
+            np.array([0, 1e39]),
+            np.zeros(2, bool),
+            "float32 reward of environment 1 is not finite at its step 3",
+        ),
+    ],
+)
+def test_rewards_and_dones_that_do_not_fit_the_rollout_are_rejected(env, rewards, dones, message):
+    with pytest.raises(FaultyEnvironmentError, match=message):
+        check_step_results(env, np.zeros(2, int), rewards, dones, 3)
+
+
+@pytest.mark.parametrize(
     ("space", "values", "message"),
     [
         (spaces.Discrete(3), np.array([0, 7]), "holds 7"),

@@ -352,6 +352,18 @@ def test_images_of_real_numbers_need_an_argument():
     assert isinstance(agent.policy.features_extractor, NatureCNN)
 
 
+@pytest.mark.parametrize(
+    ("parts", "remedy"), [((), "norm_obs=False"), (("number",), r"norm_obs_keys=\['number'\]")]
+)
+def test_normalized_images_in_a_dict_are_refused(parts, remedy):
+    space = spaces.Dict({"eye": IMAGE, "number": VECTOR})
+    env = VecNormalize(with_spaces(space), norm_obs_keys=["eye", *parts])
+    with pytest.raises(
+        ValueError, match=rf"the image 'eye' of a Dict observation.*VecNormalize\(env, {remedy}\)"
+    ):
+        small_agent(env, "MultiInputGTrXLPolicy")
+
+
 def test_error_for_id_names_wrapper_that_makes_space_supported():
     with pytest.raises(TypeError, match=r"is a Dict, .* with gymnasium\.wrappers\.FlattenObservation"):
         small_agent(ANY_SPACE)

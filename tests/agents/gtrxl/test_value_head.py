@@ -224,6 +224,17 @@ def test_a_rollout_has_at_least_2048_steps_by_default(n_envs, segment_length, n_
     assert PPOConfig(segment_length=segment_length).steps_per_env(env) == n_steps
 
 
+def test_a_loaded_agent_has_the_default_rollout_of_its_environments(tmp_path):
+    def load(chosen, **changes):
+        env = DummyVecEnv([lambda: Countdown(1.0)] * 32)
+        GTrXLPPO("MlpGTrXLPolicy", env, core=small_core(), n_steps=chosen).save(tmp_path / "agent")
+        return GTrXLPPO.load(tmp_path / "agent", **changes).n_steps
+
+    assert load(None, env=Countdown(1.0)) == 2048
+    assert load(128, env=Countdown(1.0)) == 128
+    assert load(None, env=Countdown(1.0), n_steps=64) == load(None) == 64
+
+
 def test_default_rollout_of_one_environment():
     agent = GTrXLPPO("MlpGTrXLPolicy", Countdown(1.0), core=small_core())
     assert agent.n_steps == 2048
