@@ -360,7 +360,7 @@ def test_help_shows_the_values_of_the_file(capsys):
 
 
 def test_the_file_of_the_documentation_is_valid():
-    page = ROOT / "docs/how-to/resume-and-reproduce.md"
+    page = ROOT / "docs/how-to/use-settings-files.md"
     (text,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
     write(text)
     options = parse([*GTRXL_WORDS, "--seed", "1"])
