@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ HELD_METRICS = ("eval/", "rollout/")
 """Prefixes of the metrics of episodes, whose last value a line keeps if its training ended early."""
 LABEL_CHARACTERS = 60
 """Maximum length of a label; further settings are counted."""
+ENV_ID = re.compile(r"[A-Za-z][A-Za-z0-9.-]*-v\d+")
+"""Gymnasium id in the name of a folder or file, such as CartPole-v1 in ``ppo_CartPole-v1_2``."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +178,27 @@ def _group(
             f"{listed([str(run.path) for run in runs], 3)} have no config.json, and count as seeds of one "
             f"method, because their names differ by a number only; other groups: --groups NAME=PATTERN"
         )
+    if not task:
+        _warn_of_mixed_tasks(label, runs)
     finished = [run.finished is not False for run in runs]
     early = [run.ended_early for run in runs]
     found = [curves[run.path] for run in runs]
     return Group(label, task, found, finished.count(False), runs[0].unit, early, finished)
+
+
+def _warn_of_mixed_tasks(label: str, runs: Sequence[Run]) -> None:
+    """Warn if the paths of runs whose logs do not name the task contain different environment ids."""
+    examples: dict[str, Path] = {}
+    for run in runs:
+        for env_id in ENV_ID.findall(run.path.as_posix()):
+            examples.setdefault(env_id, run.path)
+    paths = [*map(str, dict.fromkeys(examples.values()))]
+    if len(paths) > 1:
+        warn_user(
+            f"the group {label} seems to mix tasks, because the paths of its runs ({listed(paths, 4)}) name "
+            f"{listed([*examples], 4)}, and their logs name no task; give each task its own group: "
+            f"--groups NAME=PATTERN"
+        )
 
 
 def _given_names(runs: Sequence[Run], patterns: Mapping[str, str]) -> dict[Path, str]:

@@ -289,6 +289,17 @@ def test_patterns_name_groups():
     assert summary(found) == [("", "logs/dqn", 1), ("", "small", 2), ("", "PPO", 1)]
 
 
+@pytest.mark.parametrize("form", ["{agent}/{env}_1", "{env}/{agent}_1", "{agent}_{env}_1"])
+def test_a_named_group_of_several_environments_causes_a_warning(form):
+    for agent in ("ppo", "dqn"):
+        for env in ("CartPole-v1", "Pendulum-v1"):
+            write_evaluations_in(f"logs/{form.format(agent=agent, env=env)}")
+    runs = find_runs(["logs"])
+    read_groups(runs, EVAL, {"*CartPole-v1*": "cart", "*Pendulum-v1*": "pendulum"})
+    with pytest.warns(UserWarning, match=r"PPO seems to mix tasks, .*\) name CartPole-v1, Pendulum-v1"):
+        read_groups(runs, EVAL, {"*ppo*": "PPO", "*CartPole-v1*": "cart"})
+
+
 def write_evaluations_in(folder):
     os.makedirs(folder)
     return write_evaluations(f"{folder}/evaluations.npz", [[1, 2]])
