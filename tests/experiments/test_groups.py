@@ -46,6 +46,18 @@ def test_runs_are_found_in_subfolders_and_not_inside_of_runs():
     assert [run.finished for run in found] == [True, True, None, True]
 
 
+def test_a_log_above_runs_does_not_hide_them():
+    write_run("runs/a/seed-0")
+    write_run("runs/b", seed=1)
+    write_monitor("runs/monitor.csv", [1, 2])
+    with pytest.warns(
+        UserWarning, match=r"runs has a log and runs below it \(runs/a/seed-0, runs/b\)"
+    ) as shown:
+        found = find_runs(["runs"])
+    assert [run.path.as_posix() for run in found] == ["runs", "runs/a/seed-0", "runs/b"]
+    assert len(shown) == 1
+
+
 def test_a_run_that_is_given_twice_counts_once():
     write_run("all/run-0")
     with pytest.warns(UserWarning, match="all/run-0 is given twice, and counts once"):
