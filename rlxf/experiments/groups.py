@@ -217,6 +217,7 @@ def make_labels(settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> 
     The label begins with the agent, and has the settings in which runs of this agent on one task differ, for
     example "gtrxl, core.recurrence=GRU". Settings that differ only from task to task, such as the number of
     steps, are not named. On one task, equal settings have equal labels, and different ones different labels.
+    A setting that is missing equals one of None, so that runs of versions without this setting are included.
 
     Args:
         settings: settings of runs by name.
@@ -235,9 +236,10 @@ def make_labels(settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> 
 def _numbered(
     labels: Sequence[str], settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]
 ) -> list[str]:
-    """Number the labels that different settings on one task share."""
+    """Number the labels that different settings on one task share; a missing setting equals one of None."""
     sharing: dict[tuple[str, str], dict[str, None]] = {}
-    keys = [json.dumps(dict(each), sort_keys=True, default=str) for each in settings]
+    given = [{name: value for name, value in each.items() if value is not None} for each in settings]
+    keys = [json.dumps(each, sort_keys=True, default=str) for each in given]
     for place, key in zip(zip(tasks, labels, strict=True), keys, strict=True):
         sharing.setdefault(place, {})[key] = None
     numbered = []

@@ -421,8 +421,9 @@ GRU = {"name": "GRU", "width": 8}
         ),
         ([{"a": 1}, {"a": 2}], ["run, a=1", "run, a=2"]),
         ([{"agent": "x"}, {"agent": "x", "a": 0}], ["x, a=none", "x, a=0"]),
+        ([{"agent": "x"}, {"agent": "x", "new": None}], ["x", "x"]),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_labels_name_what_differs(configs, expected):
     assert labels(*configs) == expected
