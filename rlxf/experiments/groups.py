@@ -23,7 +23,7 @@ HELD_METRICS = ("eval/", "rollout/")
 LABEL_CHARACTERS = 60
 """Maximum length of a label; further settings are counted."""
 ENV_ID = re.compile(r"[A-Za-z][A-Za-z0-9.-]*-v\d+")
-"""Gymnasium id in the name of a folder or file, such as CartPole-v1 in ``ppo_CartPole-v1_2``."""
+"""Gymnasium id in the name of a folder or file, such as CartPole-v1 in ppo_CartPole-v1_2."""
 
 
 @dataclass(frozen=True)
