@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Self
 
 from rlxf.cli.options import Json, json_object, options
+from rlxf.utils.names import short_repr
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -59,8 +60,8 @@ class EnvOptions:
             return cls(env=env, env_kwargs=env_kwargs, **extended)
         if not isinstance(config.get("env"), str):
             raise ValueError(
-                f"env in config.json must be a Gymnasium id, got {config.get('env')!r}: correct it, or pass "
-                f"--env"
+                f"env in config.json must be a Gymnasium id, got {short_repr(config.get('env'))}: correct "
+                f"it, or pass --env"
             )
         return cls(env=config["env"], env_kwargs=merge_env_kwargs(config, env_kwargs, trust), **extended)
 

@@ -19,6 +19,7 @@ from rlxf.cli.normalization import normalize_as_in_training
 from rlxf.cli.options import Device, json_object
 from rlxf.data.findings import describe_missing_environment
 from rlxf.training import RunFolder
+from rlxf.utils.names import short_repr
 from rlxf.utils.run_files import CONFIG
 from rlxf.utils.warnings import warn_user
 
@@ -69,7 +70,7 @@ def agent_name(run: RunFolder, supported: Collection[str] = (GTRXL, *OFFLINE_AGE
     advice = f"; supported agents are {', '.join(supported)}"
     if name == PRETRAINING:
         advice = ", which cannot act: use its weights with rlxf train --pretrained"
-    raise ValueError(f"{run.path} is a run of agent {name!r}{advice}")
+    raise ValueError(f"{run.path} is a run of agent {short_repr(name)}{advice}")
 
 
 def dataset_ids(run: RunFolder) -> list[str]:
@@ -108,7 +109,9 @@ def load_initial_weights(agent: Any, folder: Path | None) -> None:
     run = RunFolder.open(folder)
     name = run.config.get("agent")
     if name not in SOURCES:
-        raise ValueError(f"{run.path} is a run of agent {name!r}; supported agents are {', '.join(SOURCES)}")
+        raise ValueError(
+            f"{run.path} is a run of agent {short_repr(name)}; supported agents are {', '.join(SOURCES)}"
+        )
     agent.load_pretrained(SOURCES[name].load(run.final_checkpoint, device="cpu"))
 
 

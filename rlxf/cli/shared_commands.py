@@ -18,6 +18,7 @@ from rlxf.cli.runs import TRAINING_COMMANDS
 from rlxf.training import RunFolder
 from rlxf.training.file_contents import PROGRAM, TEACHER
 from rlxf.training.serialization import dump_json, load_json
+from rlxf.utils.names import short_repr
 from rlxf.utils.run_files import CONFIG
 
 REQUIRED_OPTIONS = ("env", "dataset")
@@ -68,7 +69,7 @@ def _distillation(run: RunFolder) -> tuple[list[str], list[str]]:
     """
     command, teacher = resolve_name(COMMANDS["distill"]), teacher_of(run)
     if teacher is None or teacher.startswith("-"):
-        raise ValueError(f"the teacher must be a folder, got {run.config[TEACHER]!r}")
+        raise ValueError(f"the teacher must be a folder, got {short_repr(run.config[TEACHER])}")
     sizes = {name: run.config["core"][name] for name in ("width", "layers", "heads")}
     settings = {field.name: run.config[field.name] for field in fields(command) if field.name in DISTILLATION}
     check_config_types(command, settings | sizes, run.path / CONFIG)

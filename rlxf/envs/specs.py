@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, register, registry
 
 from rlxf.utils.extras import install_command
-from rlxf.utils.names import did_you_mean
+from rlxf.utils.names import did_you_mean, short_repr
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv  # loads torch
@@ -104,20 +104,24 @@ def find_spec(env_id: str) -> EnvSpec:
         hint = f"Install the package of this family of tasks with: {install_command('memory')}"
         if not package:
             hint = f"The module must be in the working directory, {Path.cwd()}, or be installed"
-        raise ValueError(f"environment id {env_id!r} needs a package: {error}. {hint}") from error
+        raise ValueError(f"environment id {short_repr(env_id)} needs a package: {error}. {hint}") from error
     except gymnasium.error.Error as error:
-        raise ValueError(f"the import of {module or package} for {env_id!r} failed: {error}") from error
+        raise ValueError(
+            f"the import of {module or package} for {short_repr(env_id)} failed: {error}"
+        ) from error
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         if module:
             found = [each for each in registry if each not in before] or _ids_of(module)
             raise ValueError(
-                f"unknown environment id {env_id!r}: {_module_advice(module, name, found)}"
+                f"unknown environment id {short_repr(env_id)}: {_module_advice(module, name, found)}"
             ) from error
         similar = ", ".join(get_close_matches(name, registry, n=4)) or "none"
         hint = "" if package else f". {_OTHER_PACKAGE}"  # the known package was imported
-        raise ValueError(f"unknown environment id {env_id!r}; similar ids: {similar}{hint}") from error
+        raise ValueError(
+            f"unknown environment id {short_repr(env_id)}; similar ids: {similar}{hint}"
+        ) from error
 
 
 def _ids_of(module: str) -> list[str]:
@@ -171,16 +175,17 @@ def registered_spec(env_id: str) -> EnvSpec:
     """
     if ":" in env_id:
         raise ValueError(
-            f"the file names the environment {env_id!r}, and a module that a file names is not imported "
-            f"without your consent: if you made the file, or trust its author, add --trust (in Python "
-            f"trust=True); otherwise pass the environment (--env module:id where this option exists, or in "
-            f"Python env=...)"
+            f"the file names the environment {short_repr(env_id)}, and a module that a file names is "
+            f"not imported without your consent: if you made the file, or trust its author, add --trust "
+            f"(in Python trust=True); otherwise pass the environment (--env module:id where this "
+            f"option exists, or in Python env=...)"
         )
     package = package_of(env_id)
     if package and _in_working_folder(package):
         raise ValueError(
-            f"the id {env_id!r} comes from a file, and its package {package} would be imported from "
-            f"the working directory: run the command in another folder, or pass the environment with --env"
+            f"the id {short_repr(env_id)} comes from a file, and its package {package} would be "
+            f"imported from the working directory: run the command in another folder, or pass "
+            f"the environment with --env"
         )
     return find_spec(env_id)
 

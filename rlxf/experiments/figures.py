@@ -46,8 +46,15 @@ HANDLE_LENGTH = 4
 LABEL_WIDTH = 34
 """Characters in a line of a label."""
 TITLE_WIDTH = 60
+"""Characters in a line of the title of a panel with the width of `PANEL`."""
+SMALL_TITLE_WIDTH = 42
+"""Characters in a line of the title of a panel with the width of `SMALL_PANEL`, or next to long labels."""
 LINE_HEIGHT = 0.17
 """Height of a line of a legend in inches."""
+TICK_LINE_HEIGHT = 0.15
+"""Height of a line of the label of a row in inches."""
+MIN_ROW_HEIGHT = 0.45
+"""Minimum height of a row of final scores in inches."""
 PROFILE_POINTS = 201
 """Number of thresholds of a performance profile, from the lowest to the highest score."""
 SINGLE_POINT = 5
@@ -75,13 +82,14 @@ def learning_curves(groups: Sequence[Group], metric: str) -> Figure:
     untrained = _untrained(groups)
     columns = min(2, len(tasks))
     width, height = PANEL if columns == 1 else SMALL_PANEL
+    title_width = TITLE_WIDTH if columns == 1 else SMALL_TITLE_WIDTH
     figure, panels = _panels(len(tasks), columns, width, height)
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for group in members:
             draw = _draw_level if group.label in untrained else _draw_curve
             draw(axes, group.lines(metric), styles[group.label])
         axes.set(xlabel=" or ".join(dict.fromkeys(group.unit for group in members)), ylabel=plain(metric))
-        axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
+        axes.set_title(fill(plain(task), title_width), fontsize="medium")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -105,7 +113,8 @@ def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> F
     """
     tasks = by_task(groups)
     styles = line_styles(groups)
-    figure, panels = _panels(len(tasks), 1, PANEL[0], 1.2 + 0.45 * max(map(len, tasks.values())))
+    height = 1.2 + _row_height(groups) * max(map(len, tasks.values()))
+    figure, panels = _panels(len(tasks), 1, PANEL[0], height)
     for (task, members), axes in zip(tasks.items(), panels, strict=True):
         for row, group in enumerate(members):
             _draw_scores(axes, row, final_scores(group, last), styles[group.label]["color"])
@@ -113,10 +122,16 @@ def final_score_figure(groups: Sequence[Group], metric: str, last: int = 1) -> F
         axes.set_yticks(range(len(members)), names, fontsize="small")
         axes.set_ylim(len(members) - 0.5, -0.5)
         axes.set_xlabel(plain(metric if last == 1 else f"{metric}, mean of the last {last} values"))
-        axes.set_title(fill(plain(task), TITLE_WIDTH), fontsize="medium")
+        axes.set_title(fill(plain(task), SMALL_TITLE_WIDTH), fontsize="medium")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.grid(axis="x", alpha=0.3)
     return figure
+
+
+def _row_height(groups: Sequence[Group]) -> float:
+    """Return the height of a row of final scores in inches: the longest label, and one empty line."""
+    lines = max(1 + _with_seeds(group.label, [group]).count("\n") for group in groups)
+    return max(MIN_ROW_HEIGHT, TICK_LINE_HEIGHT * (lines + 1))
 
 
 def performance_profile_figure(scores: Mapping[str, Sequence[ArrayLike]]) -> Figure:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ HELD_METRICS = ("eval/", "rollout/")
 """Prefixes of the metrics of episodes, whose last value a line keeps if its training ended early."""
 LABEL_CHARACTERS = 60
 """Maximum length of a label; further settings are counted."""
+ENV_ID = re.compile(r"[A-Za-z][A-Za-z0-9.-]*-v\d+")
+"""Gymnasium id in the name of a folder or file, such as CartPole-v1 in ppo_CartPole-v1_2."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +178,27 @@ def _group(
             f"{listed([str(run.path) for run in runs], 3)} have no config.json, and count as seeds of one "
             f"method, because their names differ by a number only; other groups: --groups NAME=PATTERN"
         )
+    if not task:
+        _warn_of_mixed_tasks(label, runs)
     finished = [run.finished is not False for run in runs]
     early = [run.ended_early for run in runs]
     found = [curves[run.path] for run in runs]
     return Group(label, task, found, finished.count(False), runs[0].unit, early, finished)
+
+
+def _warn_of_mixed_tasks(label: str, runs: Sequence[Run]) -> None:
+    """Warn if the paths of runs whose logs do not name the task contain different environment ids."""
+    examples: dict[str, Path] = {}
+    for run in runs:
+        for env_id in ENV_ID.findall(run.path.as_posix()):
+            examples.setdefault(env_id, run.path)
+    paths = [*map(str, dict.fromkeys(examples.values()))]
+    if len(paths) > 1:
+        warn_user(
+            f"the group {label} seems to mix tasks, because the paths of its runs ({listed(paths, 4)}) name "
+            f"{listed([*examples], 4)}, and their logs name no task; give each task its own group: "
+            f"--groups NAME=PATTERN"
+        )
 
 
 def _given_names(runs: Sequence[Run], patterns: Mapping[str, str]) -> dict[Path, str]:
@@ -197,6 +217,7 @@ def make_labels(settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> 
     The label begins with the agent, and has the settings in which runs of this agent on one task differ, for
     example "gtrxl, core.recurrence=GRU". Settings that differ only from task to task, such as the number of
     steps, are not named. On one task, equal settings have equal labels, and different ones different labels.
+    A setting that is missing equals one of None, so that runs of versions without this setting are included.
 
     Args:
         settings: settings of runs by name.
@@ -215,9 +236,10 @@ def make_labels(settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> 
 def _numbered(
     labels: Sequence[str], settings: Sequence[Mapping[str, Any]], tasks: Sequence[str]
 ) -> list[str]:
-    """Number the labels that different settings on one task share."""
+    """Number the labels that different settings on one task share; a missing setting equals one of None."""
     sharing: dict[tuple[str, str], dict[str, None]] = {}
-    keys = [json.dumps(dict(each), sort_keys=True, default=str) for each in settings]
+    given = [{name: value for name, value in each.items() if value is not None} for each in settings]
+    keys = [json.dumps(each, sort_keys=True, default=str) for each in given]
     for place, key in zip(zip(tasks, labels, strict=True), keys, strict=True):
         sharing.setdefault(place, {})[key] = None
     numbered = []

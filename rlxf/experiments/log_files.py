@@ -83,7 +83,8 @@ class Log(ABC):
             OSError: if a file cannot be read.
 
         Warns:
-            UserWarning: if a value is NaN or infinite, or steps occur twice in a CSV file.
+            UserWarning: if a value is NaN or infinite, steps occur twice in a CSV file, or files of
+                ``Monitor`` seem to be of several trainings.
         """
 
 
@@ -147,7 +148,8 @@ class MonitorLog(Log):
 
     The episodes of all files are sorted by their time of day, and the steps are the cumulative sum of their
     lengths, as in the plots of SB3. A file that a resumed training has extended, whose times begin again at
-    0, keeps its order. The metrics are ``r`` and ``l``, the return and the
+    0, keeps its order. If files do not overlap in time, or some are named ``eval*``, a warning says that they
+    may be of several trainings. The metrics are ``r`` and ``l``, the return and the
     length of each episode, and their means over the last 100 episodes under the names of SB3's logger,
     ``rollout/ep_rew_mean`` and ``rollout/ep_len_mean``.
     """
@@ -162,10 +164,34 @@ class MonitorLog(Log):
     def points(self, metric: str) -> Points:
         """Return one point for each episode."""
         lines, episodes, files = self._episodes()
+        self._warn_of_several_trainings(episodes[:, 2], files)
         values = episodes[:, self.COLUMNS.index(self.MEANS.get(metric, metric))]
         path = self.files[files[np.argmin(np.abs(values) <= LARGEST_VALUE)]]  # of the first one left out
         points = without_gaps(path, metric, lines, np.cumsum(episodes[:, 1]), values)
         return (points[0], trailing_mean(points[1], EPISODE_WINDOW)) if metric in self.MEANS else points
+
+    def _warn_of_several_trainings(self, times: NDArray[np.float64], files: NDArray[np.int64]) -> None:
+        """Warn if some files seem to be of evaluations, or of trainings one after the other."""
+        names = [path.name for path in self.files if path.name.lower().startswith("eval")]
+        reason = ""
+        if 0 < len(names) < len(self.files):
+            reason = f"{listed(names, 3)} may be of evaluations"
+        elif len(self.files) > 1 and not self._overlap(times, files):
+            reason = "some end before others begin"
+        if reason:
+            warn_user(
+                f"{self.path.parent} has {len(self.files)} files of Monitor, which count as the parallel "
+                f"environments of one training, but {reason}; if they are of several trainings, give the "
+                f"path of each file, or move them to folders of their own"
+            )
+
+    def _overlap(self, times: NDArray[np.float64], files: NDArray[np.int64]) -> bool:
+        """Return whether all files with an episode, from their start to their last episode, overlap."""
+        used = np.unique(files)
+        paths = [self.files[file] for file in used]
+        starts = [self._start(path, read_bounded(path)) for path in paths]
+        ends = [times[files == file].max() for file in used]
+        return max(starts, default=0.0) <= min(ends, default=0.0)
 
     @property
     def task(self) -> str:
@@ -187,15 +213,20 @@ class MonitorLog(Log):
     def _episodes_of(self, path: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         data = read_bounded(path)
         data = data[: data.rfind(b"\n") + 1]
-        start = self._monitor_header(path, data).get("t_start", 0.0)
+        start = self._start(path, data)
         table = data.partition(b"\n")[2]
         lines, episodes = read_columns(path, table, 2, self.COLUMNS)
         valid = (episodes[:, 1] >= 0) & (episodes[:, 1] <= LARGEST_STEP) & np.isfinite(episodes[:, 2])
         if not valid.all():
             raise ValueError(f"{path} line {lines[~valid][0]}: l must be from 0 to 1e18, and t finite")
         episodes[:, 2] = _continued(episodes[:, 2])
-        episodes[:, 2] += start if type(start) in (int, float) and abs(start) <= LARGEST_STEP else 0.0
+        episodes[:, 2] += start
         return lines, episodes
+
+    def _start(self, path: Path, data: bytes) -> float:
+        """Return the time of day at the start of a file; 0 if it is missing or broken."""
+        start = self._monitor_header(path, data).get("t_start", 0.0)
+        return float(start) if type(start) in (int, float) and abs(start) <= LARGEST_STEP else 0.0
 
     def _monitor_header(self, path: Path, data: bytes) -> dict[str, Any]:
         line = data.partition(b"\n")[0]

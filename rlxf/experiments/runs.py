@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from rlxf.experiments.columns import listed
 from rlxf.experiments.log_files import open_logs
 from rlxf.training.file_contents import TEACHER
 from rlxf.training.run_folder import Completion, RunFolder, check_no_links
@@ -63,7 +64,8 @@ class Run:
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Return the runs in these folders and files, in the given order; those in one folder sorted by name.
 
-    A folder with a ``config.json`` or a log is one run; other folders are searched with their subfolders.
+    A folder with a ``config.json`` or a log is one run. Folders without a ``config.json`` are searched with
+    their subfolders, also those that have a log.
     Symbolic links to folders are not followed. A run that is found twice counts once. CSV files other than
     ``progress.csv`` and ``*monitor.csv`` are read only if their path is given.
 
@@ -77,7 +79,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
         OSError: if a file cannot be read.
 
     Warns:
-        UserWarning: if a run is found twice.
+        UserWarning: if a run is found twice, or in a folder that has a log of its own.
     """
     runs: dict[Path, Run] = {}
     for path in map(Path, paths):
@@ -102,14 +104,27 @@ def _run_paths(path: Path) -> list[Path]:
             f"{path} contains no run: no folder in it has a {CONFIG}, progress.csv, monitor.csv or "
             f"evaluations.npz"
         )
+    _warn_of_nested(found)
     return found
+
+
+def _warn_of_nested(found: Sequence[Path]) -> None:
+    """Warn of folders that have logs, and runs below them."""
+    parents = {parent for path in found for parent in path.parents}
+    for folder in filter(parents.__contains__, found):
+        nested = [str(path) for path in found if folder in path.parents]
+        warn_user(
+            f"{folder} has a log and runs below it ({listed(nested, 3)}), and counts as a run, too; if the "
+            f"log is none of a training, move it, or give the folders of the runs"
+        )
 
 
 def _search(path: Path) -> Iterator[Path]:
     for folder, names, _ in os.walk(path):
         names.sort()
-        if is_run(Path(folder)):
+        if (Path(folder) / CONFIG).is_file():
             names.clear()
+        if is_run(Path(folder)):
             yield Path(folder)
 
 

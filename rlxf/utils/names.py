@@ -1,5 +1,6 @@
 """Names: comparison, proposals for unknown ones in messages, and the classes that files name."""
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import Any, TypeVar
@@ -9,7 +10,14 @@ T = TypeVar("T")
 MIN_SIMILARITY = 0.6
 """Minimum similarity of a proposed name, from 0 to 1: the default of `difflib`, which measures it."""
 MAX_LENGTH = 200
-"""Maximum characters of a name for which a proposal is searched; the time is quadratic."""
+"""Maximum length of a name for which a proposal is searched, in quadratic time, and of `short_repr` texts."""
+
+
+def short_repr(value: object) -> str:
+    """Return the representation of a value of a file for a message; a long one is cut in its middle."""
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = MAX_LENGTH
+    return shortener.repr(value)
 
 
 def plain_name(text: str) -> str:

@@ -105,6 +105,13 @@ def test_module_in_the_id_of_a_file_is_not_imported(env_id):
         registered_spec(env_id)
 
 
+@pytest.mark.parametrize("env_id", ["x" * 100_000, "module:" + "x" * 100_000, "MiniGrid-" + "x" * 100_000])
+def test_a_long_id_of_a_file_is_shortened_in_the_message(env_id):
+    with pytest.raises(ValueError, match="environment") as failure:
+        registered_spec(env_id)
+    assert len(str(failure.value)) < 1000
+
+
 def test_family_is_not_imported_from_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "minigrid").mkdir()

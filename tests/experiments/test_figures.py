@@ -2,9 +2,11 @@
 
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from rlxf.evaluation import intervals
@@ -180,6 +182,30 @@ def test_all_styles_differ():
 def test_figures_that_nobody_can_read_are_refused(draw, groups, message):
     with pytest.raises(ValueError, match=message):
         draw(groups, "x")
+
+
+TITLE = "rlxf/StitchingMazeDiscrete-v0, corridor_length=50, active=True, observation=MASKED"
+
+
+def extents(figure, choose):
+    """Draw a figure, and return the boxes of the texts that are chosen of each of its panels."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return [text.get_window_extent(canvas.get_renderer()) for axes in figure.axes for text in choose(axes)]
+
+
+@pytest.mark.parametrize("draw", [learning_curves, final_score_figure])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_titles_are_inside_of_the_figure(draw, tasks):
+    figure = draw([group("a" * 60, task=f"{TITLE} {task}") for task in range(tasks)], "x")
+    for box in extents(figure, lambda axes: [axes.title]):
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+def test_labels_of_final_scores_do_not_touch():
+    figure = final_score_figure([group(f"{i} {'word ' * 15}") for i in range(MAX_LINES)], "x")
+    boxes = extents(figure, lambda axes: axes.get_yticklabels())
+    assert all(above.y0 > below.y1 + 2 for above, below in pairwise(boxes))
 
 
 def test_final_scores_have_a_row_for_each_group():

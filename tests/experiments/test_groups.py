@@ -46,6 +46,18 @@ def test_runs_are_found_in_subfolders_and_not_inside_of_runs():
     assert [run.finished for run in found] == [True, True, None, True]
 
 
+def test_a_log_above_runs_does_not_hide_them():
+    write_run("runs/a/seed-0")
+    write_run("runs/b", seed=1)
+    write_monitor("runs/monitor.csv", [1, 2])
+    with pytest.warns(
+        UserWarning, match=r"runs has a log and runs below it \(runs/a/seed-0, runs/b\)"
+    ) as shown:
+        found = find_runs(["runs"])
+    assert [run.path.as_posix() for run in found] == ["runs", "runs/a/seed-0", "runs/b"]
+    assert len(shown) == 1
+
+
 def test_a_run_that_is_given_twice_counts_once():
     write_run("all/run-0")
     with pytest.warns(UserWarning, match="all/run-0 is given twice, and counts once"):
@@ -289,6 +301,17 @@ def test_patterns_name_groups():
     assert summary(found) == [("", "logs/dqn", 1), ("", "small", 2), ("", "PPO", 1)]
 
 
+@pytest.mark.parametrize("form", ["{agent}/{env}_1", "{env}/{agent}_1", "{agent}_{env}_1"])
+def test_a_named_group_of_several_environments_causes_a_warning(form):
+    for agent in ("ppo", "dqn"):
+        for env in ("CartPole-v1", "Pendulum-v1"):
+            write_evaluations_in(f"logs/{form.format(agent=agent, env=env)}")
+    runs = find_runs(["logs"])
+    read_groups(runs, EVAL, {"*CartPole-v1*": "cart", "*Pendulum-v1*": "pendulum"})
+    with pytest.warns(UserWarning, match=r"PPO seems to mix tasks, .*\) name CartPole-v1, Pendulum-v1"):
+        read_groups(runs, EVAL, {"*ppo*": "PPO", "*CartPole-v1*": "cart"})
+
+
 def write_evaluations_in(folder):
     os.makedirs(folder)
     return write_evaluations(f"{folder}/evaluations.npz", [[1, 2]])
@@ -398,8 +421,9 @@ GRU = {"name": "GRU", "width": 8}
         ),
         ([{"a": 1}, {"a": 2}], ["run, a=1", "run, a=2"]),
         ([{"agent": "x"}, {"agent": "x", "a": 0}], ["x, a=none", "x, a=0"]),
+        ([{"agent": "x"}, {"agent": "x", "new": None}], ["x", "x"]),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_labels_name_what_differs(configs, expected):
     assert labels(*configs) == expected

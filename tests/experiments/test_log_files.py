@@ -66,8 +66,8 @@ def test_files_of_the_csv_logger_are_read(tmp_path):
 
 def test_episodes_of_several_monitor_files_are_ordered_in_time(tmp_path):
     """As in SB3's ``load_results`` and ``ts2xy``, which need pandas."""
-    for worker in range(3):
-        env = Monitor(gymnasium.make("CartPole-v1"), str(tmp_path / f"{worker}"))
+    envs = [Monitor(gymnasium.make("CartPole-v1"), str(tmp_path / f"{worker}")) for worker in range(3)]
+    for worker, env in enumerate(envs):
         for episode in range(4):
             env.reset(seed=10 * worker + episode)
             env.action_space.seed(episode)
@@ -89,6 +89,28 @@ def test_episodes_of_several_monitor_files_are_ordered_in_time(tmp_path):
         assert (step, value) == (steps, total)
     (log,) = [MonitorLog(*sorted(tmp_path.glob("*.monitor.csv")))]
     assert log.task == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "message"),
+    [
+        ("seed1.monitor.csv", 2000, "has 2 files of Monitor, .* but some end before others begin"),
+        ("eval.monitor.csv", 1000, "but eval.monitor.csv may be of evaluations"),
+    ],
+)
+def test_monitor_files_of_several_trainings_cause_a_warning(tmp_path, name, start, message):
+    write_monitor(tmp_path / "seed0.monitor.csv", [1, 2], start=1000)
+    write_monitor(tmp_path / name, [3, 4], start=start)
+    with pytest.warns(UserWarning, match=message):
+        assert len(find_curve(tmp_path, "r").values) == 4
+    assert len(find_curve(tmp_path / name, "r").values) == 2
+
+
+def test_monitor_files_of_parallel_environments_cause_no_warning(tmp_path):
+    write_monitor(tmp_path / "0.monitor.csv", [1] * 9, start=1000)
+    write_monitor(tmp_path / "1.monitor.csv", [2], start=1001)
+    write_monitor(tmp_path / "2.monitor.csv", [], start=9999)
+    assert len(find_curve(tmp_path, "r").values) == 10
 
 
 def test_a_value_that_is_left_out_is_named_with_its_own_file(tmp_path):

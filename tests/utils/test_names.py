@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlxf.utils.names import MAX_LENGTH, choose_one_of, did_you_mean, plain_name, similar_name
+from rlxf.utils.names import MAX_LENGTH, choose_one_of, did_you_mean, plain_name, short_repr, similar_name
 
 OPTIONS = ["total-timesteps", "core.memory.length", "core.position.base", "n-envs"]
 
@@ -45,3 +45,10 @@ def test_messages_continue_with_a_semicolon():
 
 def test_names_are_compared_without_case_dashes_and_underscores():
     assert plain_name("Gated-Delta_Net") == plain_name("GatedDeltaNet") == "gateddeltanet"
+
+
+def test_long_values_are_shortened_in_messages():
+    assert short_repr("rlxf/StitchingMazeDiscrete-v0") == "'rlxf/StitchingMazeDiscrete-v0'"
+    assert short_repr(None) == "None"
+    assert len(short_repr("x" * 100_000)) <= MAX_LENGTH
+    assert len(short_repr([["x" * 100_000] * 100] * 100)) < 50 * MAX_LENGTH

@@ -51,6 +51,7 @@ class Resume(Command):
         from rlxf.cli.runs import TRAINING_COMMANDS, check_weights_trust, command_class
         from rlxf.training import RunFolder
         from rlxf.training.file_contents import PROGRAM, TEACHER
+        from rlxf.utils.names import short_repr
 
         run = RunFolder.reopen(self.run)
         if TEACHER in run.config:
@@ -64,8 +65,8 @@ class Resume(Command):
         agent = run.config.get("agent", "")
         if agent not in TRAINING_COMMANDS:
             raise ValueError(
-                f"{self.run} is a run of agent {agent!r}; only runs of rlxf train and rlxf pretrain can "
-                f"be resumed"
+                f"{self.run} is a run of agent {short_repr(agent)}; only runs of rlxf train and rlxf "
+                f"pretrain can be resumed"
             )
         command: type[TrainingCommand] = command_class(run)
         training = command.of_run(run, self.progress_bar, self.quiet)
