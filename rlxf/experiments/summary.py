@@ -119,11 +119,17 @@ def _score_table(summary: Summary, names: Sequence[str]) -> Table:
         tables, reference = summary.scores[agent], summary.scores[scored[0]]
         table.add_row(
             summary.results.label(agent, names),
-            str(min(map(len, tables))),
+            _seeds(tables),
             *(f"{value:.2f}" for value in summary.statistics[agent].values()),
             "" if tables is reference else f"{probability_of_improvement(tables, reference):.2f}",
         )
     return table
+
+
+def _seeds(tables: Sequence[NDArray[np.float64]]) -> str:
+    """Return the number of complete runs on each task, e.g. "5", or "1 to 5" if tasks differ."""
+    fewest, most = min(map(len, tables)), max(map(len, tables))
+    return str(most) if fewest == most else f"{fewest} to {most}"
 
 
 def _without_scores(summary: Summary, names: Sequence[str]) -> Iterator[str]:

@@ -216,6 +216,13 @@ def test_the_interquartile_mean_of_scores_is_that_of_runs(plan):
     assert found == pytest.approx(interquartile_mean(scores))
 
 
+def test_different_numbers_of_seeds_are_shown(tmp_path):
+    (tmp_path / "file.toml").write_text(FILE.replace('TMaze-v0"', 'TMaze-v0"\nscore_range = [-1, 1]'))
+    fewer = summary(read_plan(tmp_path / "file.toml"), ("maze/ppo/seed-1",))
+    table = rows(fewer.tables[2])
+    assert (table["ppo"][0], table["random"][0]) == ("2 to 3", "3")
+
+
 def test_numbers_of_any_size_are_written(plan, tmp_path, monkeypatch):
     monkeypatch.setattr("rlxf.training.serialization.MAX_JSON_BYTES", 100)
     list(write_summary(summary(plan), tmp_path))
