@@ -32,7 +32,7 @@ from rlxf.experiments.jobs import ExperimentError
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.runs import unit_of
-from rlxf.experiments.task_table import can_end_early, task_table
+from rlxf.experiments.task_table import ONE_SEED, can_end_early, has_one_seed, task_table
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import write_file
 from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
@@ -114,7 +114,10 @@ def _score_table(summary: Summary, names: Sequence[str]) -> Table:
     over = f"over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
     title = f"Normalized scores {over} (95% intervals)"
     table = Table(*ALL_COLUMNS, *(f"P(this > {first})" for first in scored[:1]), title=title)
-    table.caption = " ".join([*_without_scores(summary, names), *_changed_reference(members, scored)]) or None
+    notes = [*_without_scores(summary, names), *_changed_reference(members, scored)]
+    if any(has_one_seed(summary.scores[agent]) for agent in scored):
+        notes.append(ONE_SEED)
+    table.caption = " ".join(notes) or None
     for agent in scored:
         tables, reference = summary.scores[agent], summary.scores[scored[0]]
         table.add_row(
