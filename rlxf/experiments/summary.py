@@ -28,7 +28,6 @@ from rlxf.experiments.figures import (
     save_figure,
 )
 from rlxf.experiments.groups import Group
-from rlxf.experiments.jobs import ExperimentError
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.runs import unit_of
@@ -37,6 +36,7 @@ from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import write_file
 from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.tables import Table, printable
+from rlxf.utils.warnings import warn_user
 
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")
 TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
@@ -169,7 +169,9 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
 
     Raises:
         OSError: if a file cannot be written.
-        ExperimentError: if the log of a run is damaged.
+
+    Warns:
+        UserWarning: if the log of a run cannot be read; the figure lacks its curve.
     """
     tables = [table.markdown() for table in summary.tables]
     figures = dict(_figures(summary, folder))
@@ -291,12 +293,8 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     """Return the learning curves of the complete runs of an agent on a task; of all if none is complete."""
     runs = results.of(task, agent)
-    logged = [run for run in runs if (folder / run.cell.name / PROGRESS).is_file()]
-    try:
-        curves = [_training_curve(folder / run.cell.name, run.returns is not None) for run in logged]
-    except ValueError as error:
-        raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
-    drawn = [(run, curve) for run, curve in zip(logged, curves, strict=True) if curve is not None]
+    curves = [(run, _training_curve(folder / run.cell.name, run.returns is not None)) for run in runs]
+    drawn = [(run, curve) for run, curve in curves if curve is not None]
     unfinished = sum(run.returns is None for run in runs)
     unit = unit_of(runs[0].cell.settings)
     early = [run.ended_early for run, _ in drawn]
@@ -306,11 +304,17 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
 
 
 def _training_curve(run: Path, complete: bool) -> Curve | None:
-    """Return the evaluations during a training; None if there are none.
+    """Return the evaluations during a training; None if there are none, or the log cannot be read.
 
     The last one of a complete run follows the training and has other episodes, so it is left out unless it
     is the only one.
     """
-    steps, values = find_points(run, MEAN_RETURN)
+    if not (run / PROGRESS).is_file():
+        return None
+    try:
+        steps, values = find_points(run, MEAN_RETURN)
+    except (OSError, ValueError) as error:
+        warn_user(f"{error}; {CURVES} lacks this run: remove its folder to repeat it")
+        return None
     during = len(steps) - 1 if complete and len(steps) > 1 else len(steps)
     return Curve.of_points(steps[:during], values[:during]) if during else None
