@@ -86,7 +86,8 @@ def interquartile_mean_over_runs(scores: Sequence[ArrayLike], seed: int = 0) -> 
     """Return the mean of all runs of all tasks without the lowest and highest 25%, with its 95% interval.
 
     It is `interquartile_mean` of the scores x_mn. `stratified_interquartile_mean` trims episodes instead of
-    runs.
+    runs. If tasks have different numbers of runs N_m, a run weighs 1/N_m, so that tasks count equally,
+    and a quarter of the weight is left out at each end.
 
     Source: Agarwal et al. 2021, section 4.3.
 
@@ -97,12 +98,21 @@ def interquartile_mean_over_runs(scores: Sequence[ArrayLike], seed: int = 0) -> 
     Raises:
         ValueError: as in `mean_score`.
     """
+    return _interval(scores, _trimmed_mean, seed)
 
-    def trimmed(runs: RunScores) -> NDArray[np.float64]:
-        means: NDArray[np.float64] = scipy.stats.trim_mean(np.concatenate(runs, axis=1), TRIM, axis=1)
+
+def _trimmed_mean(runs: RunScores) -> NDArray[np.float64]:
+    """Return the interquartile means of a batch, (count,)."""
+    scores = np.concatenate(runs, axis=1)
+    means: NDArray[np.float64]
+    if len({each.shape[1] for each in runs}) == 1:
+        means = scipy.stats.trim_mean(scores, TRIM, axis=1)
         return means
-
-    return _interval(scores, trimmed, seed)
+    weights = np.concatenate([np.full(each.shape[1], 1 / each.shape[1] / len(runs)) for each in runs])
+    order = np.argsort(scores, axis=1)
+    ends = np.cumsum(weights[order], axis=1).clip(TRIM, 1 - TRIM)
+    means = (np.diff(ends, axis=1, prepend=TRIM) * np.take_along_axis(scores, order, axis=1)).sum(axis=1)
+    return means / (1 - 2 * TRIM)
 
 
 def optimality_gap(scores: Sequence[ArrayLike], gamma: float = 1.0, seed: int = 0) -> Interval:

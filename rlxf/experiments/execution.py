@@ -1,5 +1,6 @@
 """Execution of the runs of an experiment: one process for each run, and a lock for each folder."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -92,7 +93,7 @@ def _train(job: Job, lock: int, should_stop: Callable[[], bool] | None) -> int:
     With ``-P``, Python does not search the working directory, which may be that of a downloaded experiment.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "COLUMNS": "160"}
-    with open(job.sibling("log"), "ab") as log:
+    with open(_open_here(job.sibling("log"), os.O_WRONLY | os.O_APPEND), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "rlxf", *job.words],
             stdin=subprocess.DEVNULL,
@@ -130,9 +131,9 @@ def locked(path: Path, blocking: bool = True) -> Iterator[int]:
     Raises:
         BlockingIOError: if ``blocking`` is False, and another process holds the lock.
         CancelledError: if `stop_all` is called while this function waits.
+        ExperimentError: if the file is a symbolic link.
     """
-    no_follow = getattr(os, "O_NOFOLLOW", 0)  # does not exist on Windows
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | no_follow, 0o644)
+    descriptor = _open_here(path, os.O_RDWR)
     try:
         while not try_lock(descriptor):
             if not blocking:
@@ -142,6 +143,23 @@ def locked(path: Path, blocking: bool = True) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _open_here(path: Path, flags: int) -> int:
+    """Open a file, which is created if it does not exist, and return its descriptor.
+
+    Raises:
+        ExperimentError: if it is a symbolic link, which would redirect what is written.
+    """
+    no_follow = getattr(os, "O_NOFOLLOW", 0)  # does not exist on Windows
+    try:
+        return os.open(path, flags | os.O_CREAT | no_follow, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ExperimentError(
+            f"{path} is a symbolic link, and commands do not write to the targets of links: remove the link"
+        ) from None
 
 
 def check_replaceable(folder: Path, names: Collection[str], markers: Collection[Path]) -> None:

@@ -1,8 +1,8 @@
 """Experiment files: tasks, agents and seeds in TOML."""
 
 import re
+import reprlib
 from collections.abc import Iterator
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ KEYS = {
     "agent": ("command",),
 }
 """Keys of an experiment file, of a task and of an agent that are not options of a training command."""
+MAX_RETURN = 1e100
+"""Largest magnitude of a return in a file, so that differences of returns are finite."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 """Names of tasks and agents, which are names of folders."""
 
@@ -74,11 +76,12 @@ class _Reader(TomlReader):
         if value is None:
             return None
         numbers = isinstance(value, list) and all(type(each) in (int, float) for each in value)
-        if not numbers or len(value) != 2 or not all(map(isfinite, value)) or value[0] >= value[1]:
+        valid = numbers and len(value) == 2 and all(abs(each) <= MAX_RETURN for each in value)
+        if not valid or float(value[0]) >= float(value[1]):
             raise self.error(
                 f"tasks.{task}.score_range",
-                f"score_range of task {task} must be two returns, those with scores 0 and 1, in increasing "
-                f"order, got {value!r}",
+                f"score_range of task {task} must be two returns up to {MAX_RETURN:g}, those with scores 0 "
+                f"and 1, in increasing order, got {reprlib.repr(value)}",
             )
         return float(value[0]), float(value[1])
 

@@ -28,15 +28,15 @@ from rlxf.experiments.figures import (
     save_figure,
 )
 from rlxf.experiments.groups import Group
-from rlxf.experiments.jobs import ExperimentError
 from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.runs import unit_of
-from rlxf.experiments.task_table import can_end_early, task_table
+from rlxf.experiments.task_table import ONE_SEED, can_end_early, has_one_seed, task_table
 from rlxf.training.serialization import load_json_file
 from rlxf.utils.files import write_file
 from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.tables import Table, printable
+from rlxf.utils.warnings import warn_user
 
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")
 TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
@@ -114,16 +114,25 @@ def _score_table(summary: Summary, names: Sequence[str]) -> Table:
     over = f"over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
     title = f"Normalized scores {over} (95% intervals)"
     table = Table(*ALL_COLUMNS, *(f"P(this > {first})" for first in scored[:1]), title=title)
-    table.caption = " ".join([*_without_scores(summary, names), *_changed_reference(members, scored)]) or None
+    notes = [*_without_scores(summary, names), *_changed_reference(members, scored)]
+    if any(has_one_seed(summary.scores[agent]) for agent in scored):
+        notes.append(ONE_SEED)
+    table.caption = " ".join(notes) or None
     for agent in scored:
         tables, reference = summary.scores[agent], summary.scores[scored[0]]
         table.add_row(
             summary.results.label(agent, names),
-            str(min(map(len, tables))),
+            _seeds(tables),
             *(f"{value:.2f}" for value in summary.statistics[agent].values()),
             "" if tables is reference else f"{probability_of_improvement(tables, reference):.2f}",
         )
     return table
+
+
+def _seeds(tables: Sequence[NDArray[np.float64]]) -> str:
+    """Return the number of complete runs on each task, e.g. "5", or "1 to 5" if tasks differ."""
+    fewest, most = min(map(len, tables)), max(map(len, tables))
+    return str(most) if fewest == most else f"{fewest} to {most}"
 
 
 def _without_scores(summary: Summary, names: Sequence[str]) -> Iterator[str]:
@@ -160,7 +169,9 @@ def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:
 
     Raises:
         OSError: if a file cannot be written.
-        ExperimentError: if the log of a run is damaged.
+
+    Warns:
+        UserWarning: if the log of a run cannot be read; the figure lacks its curve.
     """
     tables = [table.markdown() for table in summary.tables]
     figures = dict(_figures(summary, folder))
@@ -282,12 +293,8 @@ def _figures(summary: Summary, folder: Path) -> Iterator[tuple[str, Figure]]:
 def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
     """Return the learning curves of the complete runs of an agent on a task; of all if none is complete."""
     runs = results.of(task, agent)
-    logged = [run for run in runs if (folder / run.cell.name / PROGRESS).is_file()]
-    try:
-        curves = [_training_curve(folder / run.cell.name, run.returns is not None) for run in logged]
-    except ValueError as error:
-        raise ExperimentError(f"{error}; remove the folder of the run to repeat it") from None
-    drawn = [(run, curve) for run, curve in zip(logged, curves, strict=True) if curve is not None]
+    curves = [(run, _training_curve(folder / run.cell.name, run.returns is not None)) for run in runs]
+    drawn = [(run, curve) for run, curve in curves if curve is not None]
     unfinished = sum(run.returns is None for run in runs)
     unit = unit_of(runs[0].cell.settings)
     early = [run.ended_early for run, _ in drawn]
@@ -297,11 +304,17 @@ def _group(results: Results, folder: Path, task: str, agent: str) -> Group:
 
 
 def _training_curve(run: Path, complete: bool) -> Curve | None:
-    """Return the evaluations during a training; None if there are none.
+    """Return the evaluations during a training; None if there are none, or the log cannot be read.
 
     The last one of a complete run follows the training and has other episodes, so it is left out unless it
     is the only one.
     """
-    steps, values = find_points(run, MEAN_RETURN)
+    if not (run / PROGRESS).is_file():
+        return None
+    try:
+        steps, values = find_points(run, MEAN_RETURN)
+    except (OSError, ValueError) as error:
+        warn_user(f"{error}; {CURVES} lacks this run: remove its folder to repeat it")
+        return None
     during = len(steps) - 1 if complete and len(steps) > 1 else len(steps)
     return Curve.of_points(steps[:during], values[:during]) if during else None

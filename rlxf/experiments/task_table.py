@@ -1,6 +1,9 @@
 """Table of the returns of the agents of an experiment on one task."""
 
+from collections.abc import Iterable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from rlxf.evaluation.aggregates import median_over_runs
 from rlxf.evaluation.intervals import stratified_interquartile_mean
@@ -11,6 +14,8 @@ from rlxf.utils.tables import Table
 TASK_COLUMNS = ("agent", "seeds", "IQM (95% interval)", "mean", "median", "worst seed", "minutes")
 STEPS = "steps"
 """Additional column of a task whose trainings can end early."""
+ONE_SEED = "Where an agent has one seed, its interval is over episodes only."
+"""Caption of a table with an interval that does not contain the variation between seeds."""
 
 
 def task_table(results: Results, task: Task) -> Table:
@@ -20,7 +25,14 @@ def task_table(results: Results, task: Task) -> Table:
     for agent in results.plan.agents_on(task):
         steps = [_steps(results, task, agent)] if added else []
         table.add_row(results.label(agent, [task.name]), *_task_cells(results, task, agent), *steps)
+    if has_one_seed(results.returns(task.name, agent) for agent in results.plan.agents_on(task)):
+        table.caption = ONE_SEED
     return table
+
+
+def has_one_seed(tables: Iterable[NDArray[np.float64] | None]) -> bool:
+    """Return whether one of the tables (S, E) has a single seed."""
+    return any(table is not None and len(table) == 1 for table in tables)
 
 
 def can_end_early(results: Results, task: Task) -> bool:

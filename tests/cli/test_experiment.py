@@ -322,14 +322,30 @@ def test_files_of_the_user_are_not_replaced(folder, capsys):
     [
         ("evaluation.json", "{}", "evaluation.json cannot be read ('last')"),
         ("evaluation.json", '{"last": {"returns": [1, null]}}', "evaluation.json has no finite returns"),
-        ("progress.csv", "time/total_timesteps,eval/mean_reward\nnever,1\n", "remove the folder of the run"),
+        ("evaluation.json", "", "remove the folder of the run to repeat it"),
     ],
 )
-def test_a_damaged_file_of_a_complete_run_is_named(folder, capsys, name, content, message):
+def test_a_damaged_file_of_a_complete_run_is_named_before_the_first_training(
+    folder, capsys, name, content, message
+):
     selection = ["experiment", "small.toml", "--tasks", "pole"]
     main(selection)
     (folder / "pole/random/seed-1" / name).write_text(content)
+    Path("small.toml").write_text(FILE.replace("seeds = 2", "seeds = 3"))
     assert message in refused(capsys, *selection)
+    assert not (folder / "pole/random/seed-2").exists()
+
+
+@pytest.mark.usefixtures("runs_in_process")
+def test_a_damaged_log_costs_its_curve_only(folder, capsys):
+    run(capsys, "--tasks", "pole")
+    log = folder / "pole/random/seed-1/progress.csv"
+    log.write_text("time/total_timesteps,eval/mean_reward\nnever,1\n")
+    (folder / "table.md").unlink()
+    main(["experiment", "small.toml", "--tasks", "pole"])
+    assert "curves.png lacks this run: remove its folder to repeat it" in capsys.readouterr().err
+    assert "| random | 2 of 2 |" in (folder / "table.md").read_text()
+    assert (folder / "curves.png").exists()
 
 
 def test_runs_that_cannot_be_started_are_failures(folder, capsys):

@@ -1,5 +1,6 @@
 """Tests of statistics over seeds and tasks, against loops that read like the formulas of the paper."""
 
+import math
 import random
 import statistics
 
@@ -53,6 +54,9 @@ def slow_median_over_runs(scores):
 
 
 def slow_interquartile_mean(scores):
+    """If tasks have different numbers of runs, repeat the runs until the tasks have equally many."""
+    if len(sizes := {len(task) for task in scores}) > 1:
+        scores = [task * (4 * math.lcm(*sizes) // len(task)) for task in scores]
     runs = sorted(run for task in scores for run in task)
     cut = len(runs) // 4
     return statistics.mean(runs[cut : len(runs) - cut])
@@ -221,6 +225,14 @@ def test_episodes_of_one_run_widen_the_interval():
 def test_interquartile_mean_of_runs_agrees_with_that_of_single_episodes():
     scores = np.random.default_rng(0).normal(size=9)
     assert interquartile_mean_over_runs([scores]) == stratified_interquartile_mean([scores[:, None]])
+
+
+def test_tasks_with_different_numbers_of_runs_count_equally():
+    assert interquartile_mean_over_runs([np.ones(5), np.zeros(1)]).value == pytest.approx(0.5)
+    twice = [np.array([0.0, 3.0, 0.0, 3.0]), np.array([8.0, 2.0])]
+    assert interquartile_mean_over_runs(twice).value == pytest.approx(
+        interquartile_mean_over_runs([np.array([0.0, 3.0]), np.array([8.0, 2.0])]).value
+    )
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)

@@ -264,12 +264,14 @@ def test_errors_of_an_experiment_are_not_those_of_its_lock(tmp_path):
         raise BlockingIOError("from a run")
 
 
-def test_a_lock_does_not_follow_a_link(tmp_path):
+@pytest.mark.parametrize("suffix", ["lock", "log"])
+def test_files_of_a_run_do_not_follow_a_link(tmp_path, suffix):
     target = tmp_path / "precious"
-    (tmp_path / "seed-0.lock").symlink_to(target)
-    with pytest.raises(OSError, match=r"symbolic|symlink|loop"):
+    target.write_text("mine")
+    (tmp_path / f"seed-0.{suffix}").symlink_to(target)
+    with pytest.raises(ExperimentError, match=rf"seed-0\.{suffix} is a symbolic link, .*: remove the link"):
         run_job(random_job(tmp_path))
-    assert not target.exists()
+    assert target.read_text() == "mine"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"command": [], "other": 1}'])

@@ -176,6 +176,11 @@ def test_a_number_of_seeds_begins_at_0(read):
         ("[0, 1]", "[1, 1]", "line 10: score_range of task short must be two returns"),
         ("[0, 1]", "[nan, 1]", "line 10: score_range of task short"),
         ("[0, 1]", "3", "line 10: score_range of task short"),
+        (
+            "[0, 1]",
+            f"[0, 1{400 * '0'}]",
+            "line 10: score_range of task short must be two returns up to 1e+100",
+        ),
         ("tasks.logged", 'tasks."../x"', "line 16: tasks.../x: names must have letters, digits"),
         ("agents.bc]", 'agents."a/b"]', "agents.a/b: names must have"),
         ("[agents.bc]", '[agents.".."]', "names must have"),

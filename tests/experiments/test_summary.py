@@ -15,6 +15,7 @@ from rlxf.experiments.jobs import ExperimentError, Outcome
 from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary, other_results, write_summary
+from rlxf.experiments.task_table import ONE_SEED
 from rlxf.training.run_folder import Completion
 from tests.experiments.logs import write_run
 
@@ -214,6 +215,21 @@ def test_the_interquartile_mean_of_scores_is_that_of_runs(plan):
     scores = np.sort([RETURNS[f"pole/random/seed-{seed}"].mean() / 500 for seed in range(3)])
     found = summary(plan).statistics["random"]["iqm"].value
     assert found == pytest.approx(interquartile_mean(scores))
+
+
+def test_different_numbers_of_seeds_are_shown(tmp_path):
+    (tmp_path / "file.toml").write_text(FILE.replace('TMaze-v0"', 'TMaze-v0"\nscore_range = [-1, 1]'))
+    fewer = summary(read_plan(tmp_path / "file.toml"), ("maze/ppo/seed-1",))
+    table = rows(fewer.tables[2])
+    assert (table["ppo"][0], table["random"][0]) == ("2 to 3", "3")
+
+
+def test_intervals_of_one_seed_are_explained(plan):
+    several = summary(plan, ("pole/ppo/seed-0",))
+    one = summary(plan, ("pole/ppo/seed-0", "pole/ppo/seed-1"))
+    assert {table.caption for table in several.tables} == {None}
+    assert [table.caption for table in one.tables] == [ONE_SEED, None, ONE_SEED]
+    assert summary(plan, absent("pole/ppo", "pole/random")).tables[0].caption is None
 
 
 def test_numbers_of_any_size_are_written(plan, tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ class Experiment(Command):
     def prepare(self) -> Callable[[], None]:
         """Read the file, check the options of all runs, and return the function that trains them."""
         from rlxf.experiments.experiment_file import read_plan
+        from rlxf.experiments.results import read_results
 
         check_counts(self, "processes", "threads")
         if self.scheduler is not None and self.processes != 1:
@@ -73,6 +74,7 @@ class Experiment(Command):
             check_same(job, given, self.file)
             jobs.append((cell, job))
         self._check_results(complete, jobs)
+        read_results(plan, jobs, {})  # so that a damaged file is named before the first training
         return partial(self._run, plan, jobs)
 
     def _check_results(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
