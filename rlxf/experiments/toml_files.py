@@ -73,6 +73,9 @@ class TomlReader:
             known: commands that are allowed.
         """
         if not isinstance(command, str) or command not in known:
+            if command is None:
+                advice = choose_one_of("", known)
+                raise self.error(key, f"{owner or 'the file'} has no command: add one{advice}")
             of = f" of {owner}" if owner else ""
             raise self.error(key, f"command{of} is {command!r}{choose_one_of(str(command), known)}")
         return command

@@ -124,6 +124,16 @@ def test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, me
             "curriculum = { stages = 3, advance_return = 1 }",
             "--curriculum: the stages of a curriculum",
         ),
+        ("ppo", "help = true", "line 14: agent ppo on task pole: help is for the command line only"),
+        ("ppo", "n_envs = true", "line 14: agent ppo on task pole: n_envs must be a whole number"),
+        ("ppo", "n_envs = [4, 5]", "line 14: agent ppo on task pole: n_envs must be a whole number"),
+        ("ppo", "stop_return = nan", "line 14: agent ppo on task pole: stop_return must be finite, got nan"),
+        ("ppo", "stop_return = 'x'", "line 14: agent ppo on task pole: stop_return must be a number"),
+        (
+            "ppo",
+            "normalize_observations = 'yes'",
+            "line 14: agent ppo on task pole: normalize_observations must be true or false, got 'yes'",
+        ),
         ("ppo", "n_envs = 0", "line 14: agent ppo on task pole: --n-envs must be at least 1, got 0"),
     ],
 )

@@ -184,6 +184,7 @@ def test_a_number_of_seeds_begins_at_0(read):
             '"train bcc"',
             "line 29: command of agent bc is 'train bcc'; did you mean train bc?",
         ),
+        ('command = "train bc"', "", "line 29: agent bc has no command: add one; choose one of train gtrxl"),
         ('"train bc"', "3", "line 29: command of agent bc is 3"),
         (
             '"train bc"',

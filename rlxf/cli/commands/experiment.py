@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.job_options import check_same, needs_trust, read_options, with_absolute_paths
+from rlxf.cli.job_options import check_same, needs_trust, read_settings, with_absolute_paths
 from rlxf.cli.options import Command, check_counts, options
 from rlxf.experiments.columns import listed
 from rlxf.utils.warnings import warn_user
@@ -113,14 +113,13 @@ class Experiment(Command):
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
         """Return (task, agent) -> options of its runs; raise PlanError if they are invalid."""
-        from rlxf.cli.config_file import to_arguments
         from rlxf.cli.experiment_errors import refused_options
 
         options = {}
         for task, agent in plan.pairs():
             try:
-                arguments = to_arguments(with_absolute_paths(plan.options(task, agent)))
-                options[task.name, agent.name] = read_options([*agent.command.split(), *arguments])
+                settings = with_absolute_paths(plan.options(task, agent))
+                options[task.name, agent.name] = read_settings(agent.command, settings)
             except ValueError as error:
                 raise refused_options(self.file, plan, task, agent, error) from None
         return options
