@@ -89,12 +89,19 @@ class TomlReader:
             raise self.error("seeds", f"seeds must be a number, or a list of different seeds, got {seeds!r}")
         return tuple(seeds)
 
-    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-        """Raise PlanError if a table has an unknown key; the message proposes a similar one."""
+    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str = "") -> None:
+        """Raise PlanError if a table has an unknown key; the message proposes a similar one.
+
+        Args:
+            table: the table.
+            known: keys that are allowed.
+            where: full name of the table, "" for the file.
+        """
         for key in table:
             if key not in known:
                 advice = did_you_mean(key, known, f"known keys are {', '.join(known)}")
-                raise self.error(key, f"{where} has an unknown key {key}{advice}")
+                name = f"{where}.{key}" if where else key
+                raise self.error(name, f"{where or 'the file'} has an unknown key {key}{advice}")
 
     def options(self, value: Any, where: str) -> dict[str, Any]:
         """Return a table of options with underscores in their names, after checks of type and names.
