@@ -142,7 +142,7 @@ def test_arguments_of_the_environment_are_compared_with_those_of_the_command(fol
     kwargs, tuned = (
         ("env-kwargs = {corridor_length=9}", "") if source == "dashes" else ("", 'tuned = "tmaze-50"')
     )
-    Path("small.toml").write_text("[settings]\ntotal-timesteps = 16\n" + MAZE.format(kwargs, tuned))
+    Path("small.toml").write_text(MAZE.format(kwargs, f"total-timesteps = 16\n{tuned}"))
     run(capsys)
     (folder / "maze/small/seed-0/completed.json").unlink()
     assert "1 runs, 0 of them complete" in run(capsys)

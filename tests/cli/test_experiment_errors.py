@@ -9,8 +9,10 @@ from typing import ClassVar
 import pytest
 
 from rlxf.attention import Window, register_technique
+from rlxf.cli.experiment_errors import warn_about_replaced_settings
 from rlxf.cli.job_options import is_about_one_option, named_option, read_options
 from rlxf.cli.sweep_run import SweepRun
+from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.sweep_file import read_sweep_plan
 from rlxf.experiments.toml_files import PlanError
 from tests.cli.running import refused
@@ -140,6 +142,27 @@ def test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, me
 def test_values_are_checked_before_any_run_is_trained(tmp_path, capsys, table, text, message):
     """The agent "random" comes first, and would be trained before."""
     test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, message)
+
+
+@pytest.mark.parametrize(
+    ("named", "own", "replaced"),
+    [
+        ("tuned = 'tmaze-50'", "", "total_timesteps"),
+        ("tuned = 'tmaze-50'", "total_timesteps = 9", None),
+        ("config = 'own.toml'", "total_timesteps = 9", "gamma"),
+        ("", "", None),
+    ],
+)
+def test_settings_that_replace_those_of_a_file_of_an_agent_are_warned_about(recwarn, named, own, replaced):
+    Path("own.toml").write_text("gamma = 0.9\nn_envs = 2\n")
+    Path("small.toml").write_text(
+        "settings = { total_timesteps = 8, gamma = 0.5 }\n[tasks.pole]\nenv = 'CartPole-v1'\n"
+        f"[agents.one]\ncommand = 'train gtrxl'\n{named}\n{own}\n"
+    )
+    warn_about_replaced_settings(Path("small.toml"), read_plan(Path("small.toml")))
+    messages = [str(each.message) for each in recwarn]
+    assert len(messages) == (replaced is not None)
+    assert all(f"[settings] replaces {replaced} of the file" in each for each in messages)
 
 
 def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):

@@ -112,8 +112,12 @@ class Experiment(Command):
         return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
-        """Return (task, agent) -> options of its runs; raise PlanError if they are invalid."""
-        from rlxf.cli.experiment_errors import refused_options
+        """Return (task, agent) -> options of its runs; raise PlanError if they are invalid.
+
+        Warns:
+            UserWarning: if options of all runs replace those of a settings file of an agent.
+        """
+        from rlxf.cli.experiment_errors import refused_options, warn_about_replaced_settings
 
         options = {}
         for task, agent in plan.pairs():
@@ -122,6 +126,7 @@ class Experiment(Command):
                 options[task.name, agent.name] = read_settings(agent.command, settings)
             except ValueError as error:
                 raise refused_options(self.file, plan, task, agent, error) from None
+        warn_about_replaced_settings(self.file, plan)
         return options
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
