@@ -9,6 +9,8 @@ from rlxf.utils.names import choose_one_of, did_you_mean
 from rlxf.utils.toml import line_of, loads, read_text
 
 MAX_RUNS = 100_000
+MAX_SEED = 2**32 - 1
+"""Maximum seed of a run: the largest one of the generators of NumPy that Stable-Baselines3 seeds."""
 RESERVED = ("seed", "run")
 """Options that are set for each run."""
 
@@ -84,9 +86,13 @@ class TomlReader:
         """Return the seeds, given as a list, or as their number."""
         if type(seeds) is int and 0 < seeds <= MAX_RUNS:
             return tuple(range(seeds))
-        valid = isinstance(seeds, list) and seeds and all(type(each) is int and each >= 0 for each in seeds)
-        if not valid or len(set(seeds)) < len(seeds):
-            raise self.error("seeds", f"seeds must be a number, or a list of different seeds, got {seeds!r}")
+        given = seeds if isinstance(seeds, list) else []
+        valid = all(type(each) is int and 0 <= each <= MAX_SEED for each in given)
+        if not given or not valid or len(set(given)) < len(given):
+            raise self.error(
+                "seeds",
+                f"seeds must be a number, or a list of different seeds from 0 to {MAX_SEED:,}, got {seeds!r}",
+            )
         return tuple(seeds)
 
     def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str = "") -> None:

@@ -181,6 +181,7 @@ def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):
             "--curriculum: a curriculum needs",
         ),
         ("train gtrxl --env CartPole-v1 --learning-rate linear:1", "linear:1"),
+        ("train gtrxl --env CartPole-v1 --n-envs 0", "--n-envs must be at least 1, got 0"),
         ("train bc --dataset a/b-v0 --env-kwargs 3", "--env-kwargs must be a JSON object, got 3"),
         ("train bc --dataset a/b-v0 --sampling Uniform", "unknown sampling 'Uniform'; did you mean Uniform"),
         ("train rvs --dataset a/b-v0 --updates 0", "--updates must be at least 1, got 0"),
