@@ -265,7 +265,7 @@ def test_results_of_seeds_that_the_file_no_longer_has_are_named(folder, capsys):
             "quit = true",
             "agent random on task pole: unknown option --quit; did you mean --quiet?",
         ),
-        ("episodes = 3", "episodes = 2.5", "agent random on task pole: --episodes must be a whole number"),
+        ("episodes = 3", "episodes = 2.5", "agent random on task pole: episodes must be a whole number"),
         (
             "seeds = 2",
             "sees = 2",
