@@ -1,5 +1,6 @@
 """Options that a settings file can set, and checks of their values."""
 
+import math
 import reprlib
 import types
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Options with the text of a schedule, which can be a number."""
 MAX_SHOWN = 100
 """Maximum length of a name that a message shows as a whole."""
+JSON_TYPES = (dict[str, Any], dict[str, Any] | None)
+"""Types of the options that are JSON objects."""
 COMMAND_LINE_ONLY = ("config", "tuned", "trust")
 """Options that a settings file cannot set."""
 
@@ -55,11 +58,35 @@ def check_settings(flat: Mapping[str, Any], command: type[Command], core: Transf
     for name, value in flat.items():
         if name not in known:
             raise SettingsError(name, f"is not an option of this command{did_you_mean(name, known)}")
-        rule = _rule(name, known[name])
-        if not rule.holds(value):
-            raise SettingsError(name, f"must be {rule.allowed}, got {reprlib.repr(value)}")
+        _check_value(name, known[name], value)
     for axis in TECHNIQUES if core is not None else ():
         _check_technique(axis, flat)
+
+
+def check_values(flat: Mapping[str, Any], command: type[Command]) -> None:
+    """Raise SettingsError if a number is not finite, or the value of an option has a wrong type.
+
+    Unknown options, other than ``help``, and those of JSON tables are left to the command line.
+
+    Args:
+        flat: settings by full name, as returned by `flat_options`.
+        command: dataclass of the command.
+    """
+    if "help" in flat:
+        raise SettingsError("help", "is for the command line only: remove it")
+    known = known_options(command)
+    for name, value in flat.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, float) and not math.isfinite(each):
+                raise SettingsError(name, f"must be finite, got {each}")
+        if name in known and known[name] not in JSON_TYPES and name not in CHOICES:
+            _check_value(name, known[name], value)
+
+
+def _check_value(name: str, hint: Any, value: Any) -> None:
+    rule = _rule(name, hint)
+    if not rule.holds(value):
+        raise SettingsError(name, f"must be {rule.allowed}, got {reprlib.repr(value)}")
 
 
 def known_options(command: Any) -> dict[str, Any]:

@@ -75,10 +75,15 @@ def parse(args: Sequence[str] | None = None) -> Command:
     if args == ["--version"]:
         print_out(f"rlxf {__version__}")
         sys.exit(0)
-    words = next((words for words in COMMANDS if args[: len(words.split())] == words.split()), None)
+    words = command_words(args)
     if words is None:
         _show_overview(args)
     return _parse_options(words, args[len(words.split()) :])
+
+
+def command_words(args: Sequence[str]) -> str | None:
+    """Return the key of `COMMANDS` with which arguments begin, e.g. "train dt"; None without one."""
+    return next((words for words in COMMANDS if [*args[: len(words.split())]] == words.split()), None)
 
 
 def _parse_options(words: str, args: list[str]) -> Command:

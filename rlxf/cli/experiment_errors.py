@@ -1,15 +1,19 @@
-"""Errors in the options of an experiment file, with the line that sets the option."""
+"""Errors in the options of an experiment file with the line that sets them, and warnings."""
 
 import re
 from pathlib import Path
 
+from rlxf.cli.config_file import flat_options
 from rlxf.cli.job_options import named_option
+from rlxf.experiments.columns import listed
 from rlxf.experiments.experiment_file import KEYS
 from rlxf.experiments.plan import Agent, Plan, Task
 from rlxf.experiments.sweep_plan import iterate_entries
 from rlxf.experiments.toml_files import PlanError, TomlReader
+from rlxf.tuned import tuned_file
 from rlxf.utils.names import similar_name
-from rlxf.utils.toml import read_text
+from rlxf.utils.toml import loads, read_text
+from rlxf.utils.warnings import warn_user
 
 PROPOSAL = re.compile(r"unknown option \S+; did you mean --(?P<near>[\w.-]+)\?|unknown option ")
 """Pattern of a message about an option that the command does not have."""
@@ -35,6 +39,33 @@ def refused_options(file: Path, plan: Plan, task: Task, agent: Agent, error: Exc
         return PlanError(f"{file}: {message}")
     place = f"{table}.{name}" if table else name
     return TomlReader(file, read_text(file, "experiment file")).error(place, message)
+
+
+def warn_about_replaced_settings(file: Path, plan: Plan) -> None:
+    """Warn if options of all runs replace those of the settings file that an agent names.
+
+    Args:
+        file: the experiment file.
+        plan: its content; the options of its runs are valid.
+    """
+    common = flat_options(plan.settings)
+    for agent in plan.agents:
+        if both := sorted({*common} & _settings_of_file(agent) - {*flat_options(agent.settings)}):
+            warn_user(
+                f"{file}: [settings] replaces {listed(both)} of the file that tuned or config of agent "
+                f"{agent.name} names: to keep the values of that file, set these options in the tables of "
+                f"other agents, not in [settings]"
+            )
+
+
+def _settings_of_file(agent: Agent) -> set[str]:
+    """Return the full names of the options in the TOML file that an agent names; none for another file."""
+    tuned, config = (str(agent.settings.get(name)) for name in ("tuned", "config"))
+    if tuned != "None":
+        path = tuned_file(tuned, agent.command)
+    elif (path := Path(config)).suffix != ".toml":
+        return set()
+    return {*flat_options(loads(read_text(path, "settings file")))}
 
 
 def _with_keys(message: str, name: str, table: str) -> str:

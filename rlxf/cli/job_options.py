@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from rlxf.utils.framed_errors import one_line_error
@@ -57,6 +58,26 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         raise ValueError(str(error)) from error
     _check_techniques(config.get("core") or {})
     return config
+
+
+def read_settings(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a command with the settings of a file, see `read_options`.
+
+    Args:
+        command: words of the command, e.g. "train dt", or "baseline ppo".
+        settings: its options, as in `to_arguments`.
+
+    Raises:
+        ValueError: as `read_options`, and a `SettingsError` if a value has a wrong type or is not finite.
+    """
+    from rlxf.cli.commands import COMMANDS
+    from rlxf.cli.config_file import flat_options, to_arguments
+    from rlxf.cli.config_values import check_values
+    from rlxf.cli.entry_point import command_words
+
+    words = [*command.split(), *to_arguments(settings)]
+    check_values(flat_options(settings), resolve_name(COMMANDS[command_words(words) or ""]))
+    return read_options(words)
 
 
 def _check_techniques(core: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from rlxf.cli.job_options import (
     is_about_one_option,
     named_option,
     needs_trust,
-    read_options,
+    read_settings,
     unknown_option,
 )
 from rlxf.cli.output import exit_with, print_out
@@ -106,7 +106,7 @@ class SweepRun:
 
     def _read_options(self, chosen: dict[str, Any]) -> None:
         """Raise ValueError if the command refuses a combination of options."""
-        read_options(self._words(self.plan.options(chosen)))
+        read_settings(self.plan.command, self.plan.options(chosen))
 
     def _depends_on_others(self, error: ValueError) -> bool:
         """Return whether the same values may be accepted together with other values.
@@ -127,9 +127,6 @@ class SweepRun:
             return self.plan.refused(name, message)
         name = named_option(error, self.plan.space.options) or case[0]
         return self.plan.refused(f"search.{name}", message)
-
-    def _words(self, chosen: dict[str, Any]) -> list[str]:
-        return [*self.plan.command.split(), *to_arguments(chosen)]
 
     def open_study(self, storage: str | None) -> SweepStudy:
         """Make the folder, and open the study.
@@ -167,7 +164,7 @@ class SweepRun:
     def _job(self, folder: Path, chosen: dict[str, Any], seed: int) -> Job:
         """Return the run of a trial, after a check of its options."""
         words = (*to_arguments(chosen), "--seed", str(seed))
-        options = read_options([*self.plan.command.split(), *words])
+        options = read_settings(self.plan.command, {**chosen, "seed": seed})
         written = dump_json(options).decode()
         job = Job(str(folder), self.plan.command, words, needs_trust(options), self.threads, written)
         check_same(job, options, self.plan.path)

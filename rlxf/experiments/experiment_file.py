@@ -39,7 +39,7 @@ class _Reader(TomlReader):
 
     def plan(self, document: dict[str, Any]) -> Plan:
         """Return the plan of a document."""
-        self.check_keys(document, KEYS[""], "the file")
+        self.check_keys(document, KEYS[""])
         for name in ("tasks", "agents"):
             if not document.get(name):
                 raise PlanError(f"{self.path} has no {name}: add a table [{name}.NAME] for each of them")

@@ -219,14 +219,20 @@ def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> Swe
     from optuna.logging import CRITICAL, set_verbosity
 
     set_verbosity(CRITICAL)
-    name = plan.path.stem
-    if storage is None:
+    private = storage is None
+    if private:
         check_database(folder / FILE)
-        url = f"sqlite:///{folder / FILE}"
-    else:
-        url = storage
+    url = f"sqlite:///{folder / FILE}" if storage is None else storage
     with storage_errors(url, URL_ADVICE):
-        return SweepStudy(plan, _storage(url), url, name, storage is None)
+        opened = _storage(url)
+        return SweepStudy(plan, opened, url, _study_name(plan, opened, private), private)
+
+
+def _study_name(plan: SweepPlan, storage: "BaseStorage", private: bool) -> str:
+    """Return the name of the sweep file, or that of the study that a private storage already has."""
+    name = plan.path.stem
+    names = [study.study_name for study in storage.get_all_studies()] if private else []
+    return name if name in names or not names else names[0]
 
 
 def _storage(url: str) -> "BaseStorage":

@@ -72,7 +72,7 @@ class _Reader(TomlReader):
 
     def plan(self, document: dict[str, Any]) -> SweepPlan:
         """Return the plan of a document."""
-        self.check_keys(document, KEYS, "the file")
+        self.check_keys(document, KEYS)
         command = self.command("", "command", document.get("command"), TRAINED)
         settings = self.options(document.get("settings", {}), "settings")
         needed = COMMANDS[command]
@@ -266,9 +266,9 @@ class _Reader(TomlReader):
         self.check_keys(table, ("startup_trials", "warmup"), "pruning")
         warmup = table.get("warmup", Pruning.warmup)
         if type(warmup) not in (int, float) or not 0 <= warmup <= 1:
-            raise self.error("warmup", f"warmup must be a number from 0 to 1, got {warmup!r}")
+            raise self.error("pruning.warmup", f"pruning.warmup must be a number from 0 to 1, got {warmup!r}")
         startup = table.get("startup_trials", Pruning.startup_trials)
-        return Pruning(self.count("startup_trials", startup, 1), warmup)
+        return Pruning(self.count("pruning.startup_trials", startup, 1), warmup)
 
 
 def _shipped(name: str) -> dict[str, Dimension]:

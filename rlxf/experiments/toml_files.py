@@ -9,6 +9,8 @@ from rlxf.utils.names import choose_one_of, did_you_mean
 from rlxf.utils.toml import line_of, loads, read_text
 
 MAX_RUNS = 100_000
+MAX_SEED = 2**32 - 1
+"""Maximum seed of a run: the largest one of the generators of NumPy that Stable-Baselines3 seeds."""
 RESERVED = ("seed", "run")
 """Options that are set for each run."""
 
@@ -73,6 +75,9 @@ class TomlReader:
             known: commands that are allowed.
         """
         if not isinstance(command, str) or command not in known:
+            if command is None:
+                advice = choose_one_of("", known)
+                raise self.error(key, f"{owner or 'the file'} has no command: add one{advice}")
             of = f" of {owner}" if owner else ""
             raise self.error(key, f"command{of} is {command!r}{choose_one_of(str(command), known)}")
         return command
@@ -81,17 +86,28 @@ class TomlReader:
         """Return the seeds, given as a list, or as their number."""
         if type(seeds) is int and 0 < seeds <= MAX_RUNS:
             return tuple(range(seeds))
-        valid = isinstance(seeds, list) and seeds and all(type(each) is int and each >= 0 for each in seeds)
-        if not valid or len(set(seeds)) < len(seeds):
-            raise self.error("seeds", f"seeds must be a number, or a list of different seeds, got {seeds!r}")
+        given = seeds if isinstance(seeds, list) else []
+        valid = all(type(each) is int and 0 <= each <= MAX_SEED for each in given)
+        if not given or not valid or len(set(given)) < len(given):
+            raise self.error(
+                "seeds",
+                f"seeds must be a number, or a list of different seeds from 0 to {MAX_SEED:,}, got {seeds!r}",
+            )
         return tuple(seeds)
 
-    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-        """Raise PlanError if a table has an unknown key; the message proposes a similar one."""
+    def check_keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str = "") -> None:
+        """Raise PlanError if a table has an unknown key; the message proposes a similar one.
+
+        Args:
+            table: the table.
+            known: keys that are allowed.
+            where: full name of the table, "" for the file.
+        """
         for key in table:
             if key not in known:
                 advice = did_you_mean(key, known, f"known keys are {', '.join(known)}")
-                raise self.error(key, f"{where} has an unknown key {key}{advice}")
+                name = f"{where}.{key}" if where else key
+                raise self.error(name, f"{where or 'the file'} has an unknown key {key}{advice}")
 
     def options(self, value: Any, where: str) -> dict[str, Any]:
         """Return a table of options with underscores in their names, after checks of type and names.

@@ -142,7 +142,7 @@ def test_arguments_of_the_environment_are_compared_with_those_of_the_command(fol
     kwargs, tuned = (
         ("env-kwargs = {corridor_length=9}", "") if source == "dashes" else ("", 'tuned = "tmaze-50"')
     )
-    Path("small.toml").write_text("[settings]\ntotal-timesteps = 16\n" + MAZE.format(kwargs, tuned))
+    Path("small.toml").write_text(MAZE.format(kwargs, f"total-timesteps = 16\n{tuned}"))
     run(capsys)
     (folder / "maze/small/seed-0/completed.json").unlink()
     assert "1 runs, 0 of them complete" in run(capsys)
@@ -265,7 +265,7 @@ def test_results_of_seeds_that_the_file_no_longer_has_are_named(folder, capsys):
             "quit = true",
             "agent random on task pole: unknown option --quit; did you mean --quiet?",
         ),
-        ("episodes = 3", "episodes = 2.5", "agent random on task pole: --episodes must be a whole number"),
+        ("episodes = 3", "episodes = 2.5", "agent random on task pole: episodes must be a whole number"),
         (
             "seeds = 2",
             "sees = 2",

@@ -9,8 +9,10 @@ from typing import ClassVar
 import pytest
 
 from rlxf.attention import Window, register_technique
+from rlxf.cli.experiment_errors import warn_about_replaced_settings
 from rlxf.cli.job_options import is_about_one_option, named_option, read_options
 from rlxf.cli.sweep_run import SweepRun
+from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.sweep_file import read_sweep_plan
 from rlxf.experiments.toml_files import PlanError
 from tests.cli.running import refused
@@ -124,12 +126,43 @@ def test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, me
             "curriculum = { stages = 3, advance_return = 1 }",
             "--curriculum: the stages of a curriculum",
         ),
+        ("ppo", "help = true", "line 14: agent ppo on task pole: help is for the command line only"),
+        ("ppo", "n_envs = true", "line 14: agent ppo on task pole: n_envs must be a whole number"),
+        ("ppo", "n_envs = [4, 5]", "line 14: agent ppo on task pole: n_envs must be a whole number"),
+        ("ppo", "stop_return = nan", "line 14: agent ppo on task pole: stop_return must be finite, got nan"),
+        ("ppo", "stop_return = 'x'", "line 14: agent ppo on task pole: stop_return must be a number"),
+        (
+            "ppo",
+            "normalize_observations = 'yes'",
+            "line 14: agent ppo on task pole: normalize_observations must be true or false, got 'yes'",
+        ),
         ("ppo", "n_envs = 0", "line 14: agent ppo on task pole: --n-envs must be at least 1, got 0"),
     ],
 )
 def test_values_are_checked_before_any_run_is_trained(tmp_path, capsys, table, text, message):
     """The agent "random" comes first, and would be trained before."""
     test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, message)
+
+
+@pytest.mark.parametrize(
+    ("named", "own", "replaced"),
+    [
+        ("tuned = 'tmaze-50'", "", "total_timesteps"),
+        ("tuned = 'tmaze-50'", "total_timesteps = 9", None),
+        ("config = 'own.toml'", "total_timesteps = 9", "gamma"),
+        ("", "", None),
+    ],
+)
+def test_settings_that_replace_those_of_a_file_of_an_agent_are_warned_about(recwarn, named, own, replaced):
+    Path("own.toml").write_text("gamma = 0.9\nn_envs = 2\n")
+    Path("small.toml").write_text(
+        "settings = { total_timesteps = 8, gamma = 0.5 }\n[tasks.pole]\nenv = 'CartPole-v1'\n"
+        f"[agents.one]\ncommand = 'train gtrxl'\n{named}\n{own}\n"
+    )
+    warn_about_replaced_settings(Path("small.toml"), read_plan(Path("small.toml")))
+    messages = [str(each.message) for each in recwarn]
+    assert len(messages) == (replaced is not None)
+    assert all(f"[settings] replaces {replaced} of the file" in each for each in messages)
 
 
 def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):
@@ -148,6 +181,7 @@ def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):
             "--curriculum: a curriculum needs",
         ),
         ("train gtrxl --env CartPole-v1 --learning-rate linear:1", "linear:1"),
+        ("train gtrxl --env CartPole-v1 --n-envs 0", "--n-envs must be at least 1, got 0"),
         ("train bc --dataset a/b-v0 --env-kwargs 3", "--env-kwargs must be a JSON object, got 3"),
         ("train bc --dataset a/b-v0 --sampling Uniform", "unknown sampling 'Uniform'; did you mean Uniform"),
         ("train rvs --dataset a/b-v0 --updates 0", "--updates must be at least 1, got 0"),

@@ -187,6 +187,11 @@ def test_two_processes_share_a_sweep(folder):
             "episodes = 2026-01-01",
             "line 14: no combination is accepted: episodes must contain texts",
         ),
+        (
+            "episodes = 3",
+            "gamma = nan",
+            "small.toml, line 14: no combination is accepted: gamma must be finite, got nan",
+        ),
         ("trials =", "trails =", "line 2: the file has an unknown key trails; did you mean trials?"),
         ("low = 1e-4", "low = 1", "line 22: search.learning_rate must have low < high"),
     ],
@@ -279,9 +284,9 @@ def test_an_option_of_another_technique_depends_on_the_technique(folder, when, d
     ("option", "choices", "message"),
     [
         ("core.layers", "[1, 0]", "layers must be at least 1"),
-        ("n_envs", "[1, 1.5]", "--n-envs must be a whole number"),
-        ("normalize_rewards", "[true, 2]", "Unrecognized options"),
-        ("core.activation", '["gelu", "gleu"]', "invalid choice 'gleu'"),
+        ("n_envs", "[1, 1.5]", "n_envs must be a whole number .*, got 1.5"),
+        ("normalize_rewards", "[true, 2]", "normalize_rewards must be true or false, got 2"),
+        ("core.activation", '["gelu", "gleu"]', "core.activation must be one of .*, got 'gleu'"),
     ],
 )
 def test_values_that_are_invalid_with_any_others_are_refused(folder, option, choices, message):

@@ -138,7 +138,7 @@ def test_equal_seeds_train_equal_agents(tmp_path):
             "--evaluate-every must be finite and at least 0",
         ),
         (["--env", "CartPole-v1", "--evaluation-episodes", "0"], "--evaluation-episodes must be at least 1"),
-        (["--env", "CartPole-v1", "--n-envs", "0"], "n_envs must be at least 1, got 0"),
+        (["--env", "CartPole-v1", "--n-envs", "0"], "--n-envs must be at least 1, got 0"),
         (["--env", "CartPole-v1", "--policy", "CnnGTrXLPolicy"], "MlpGTrXLPolicy"),
         (["--env", "CartPole-v1", "--policy", "MlpGTrXLPolic"], "did you mean MlpGTrXLPolicy?"),
         (["--env", "CartPole-v1", "--learning-rate", "fast"], "fast"),

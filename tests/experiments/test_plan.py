@@ -170,6 +170,11 @@ def test_a_number_of_seeds_begins_at_0(read):
         ("[3, 7]", "[3, 3]", "line 1: seeds must be a number, or a list of different seeds"),
         ("[3, 7]", "-1", "line 1: seeds must be"),
         ("[3, 7]", "0", "line 1: seeds must be"),
+        (
+            "[3, 7]",
+            "[3, 4294967296]",
+            "list of different seeds from 0 to 4,294,967,295, got [3, 4294967296]",
+        ),
         ("[3, 7]", "true", "line 1: seeds must be"),
         ("[3, 7]", "[1.5]", "line 1: seeds must be"),
         ("[3, 7]", "100_000_000", "line 1: seeds must be"),
@@ -189,6 +194,7 @@ def test_a_number_of_seeds_begins_at_0(read):
             '"train bcc"',
             "line 29: command of agent bc is 'train bcc'; did you mean train bc?",
         ),
+        ('command = "train bc"', "", "line 29: agent bc has no command: add one; choose one of train gtrxl"),
         ('"train bc"', "3", "line 29: command of agent bc is 3"),
         (
             '"train bc"',

@@ -6,7 +6,14 @@ import optuna
 import pytest
 
 from rlxf.experiments import study as module
-from rlxf.experiments.study import OtherStudyError, StorageError, check_database, storage_errors
+from rlxf.experiments.study import (
+    OtherStudyError,
+    StorageError,
+    check_database,
+    open_study,
+    storage_errors,
+)
+from rlxf.experiments.sweep_file import read_sweep_plan
 from tests.experiments.sweeps import FILE, make_sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -43,6 +50,17 @@ def test_the_study_of_another_sweep_is_refused(tmp_path, old, new, message):
 def test_trials_and_pruning_can_change(tmp_path, change):
     make_sweep(tmp_path)
     make_sweep(tmp_path, FILE.replace("trials = 8", change))
+
+
+def test_a_folder_belongs_to_one_sweep_whatever_the_name_of_its_file(tmp_path):
+    _, study, _ = make_sweep(tmp_path)
+    path = tmp_path / "renamed.toml"
+    path.write_text(FILE)
+    assert open_study(read_sweep_plan(path), tmp_path).name == study.name
+    path.write_text(FILE.replace("high = 1.0", "high = 0.5"))
+    with pytest.raises(OtherStudyError, match=r"has search\.gamma\.high = 1\.0 in place of 0\.5"):
+        open_study(read_sweep_plan(path), tmp_path)
+    assert len(study.storage.get_all_studies()) == 1
 
 
 def test_a_study_of_another_program_is_refused(tmp_path):

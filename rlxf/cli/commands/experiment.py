@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.job_options import check_same, needs_trust, read_options, with_absolute_paths
+from rlxf.cli.job_options import check_same, needs_trust, read_settings, with_absolute_paths
 from rlxf.cli.options import Command, check_counts, options
 from rlxf.experiments.columns import listed
 from rlxf.utils.warnings import warn_user
@@ -114,17 +114,21 @@ class Experiment(Command):
         return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
-        """Return (task, agent) -> options of its runs; raise PlanError if they are invalid."""
-        from rlxf.cli.config_file import to_arguments
-        from rlxf.cli.experiment_errors import refused_options
+        """Return (task, agent) -> options of its runs; raise PlanError if they are invalid.
+
+        Warns:
+            UserWarning: if options of all runs replace those of a settings file of an agent.
+        """
+        from rlxf.cli.experiment_errors import refused_options, warn_about_replaced_settings
 
         options = {}
         for task, agent in plan.pairs():
             try:
-                arguments = to_arguments(with_absolute_paths(plan.options(task, agent)))
-                options[task.name, agent.name] = read_options([*agent.command.split(), *arguments])
+                settings = with_absolute_paths(plan.options(task, agent))
+                options[task.name, agent.name] = read_settings(agent.command, settings)
             except ValueError as error:
                 raise refused_options(self.file, plan, task, agent, error) from None
+        warn_about_replaced_settings(self.file, plan)
         return options
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:

@@ -314,6 +314,7 @@ class TrainGTrXL(EvaluatedTrainingCommand):
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is invalid."""
         check_counts(self, "total_timesteps", "episodes")
+        check_counts(self.learner, "n_envs", "n_steps", "segment_length", "batch_size", "n_epochs")
         self.task.check()
         self.tensorboard.check()
         self.processes.check()
