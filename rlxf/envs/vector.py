@@ -84,6 +84,7 @@ class GymnasiumVecEnv(VecEnv):
         filler_next: mask of the environments whose next step is a reset step, bool (N,).
         last_observation: observation of the last `step` or `reset`; None before the first, also after
             `load_state`.
+        calls: number of calls of `step` and of resets of all environments.
 
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_playable`).
@@ -340,6 +341,10 @@ def _without_other_episode(infos: dict[str, Any]) -> dict[str, Any]:
     """Leave out an entry ``episode`` of another meaning, which Stable-Baselines3 would log."""
     if "episode" not in infos or _is_episode(infos["episode"]):
         return infos
+    return _without_episode(infos)
+
+
+def _without_episode(infos: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in infos.items() if key != "episode"}
 
 
@@ -351,7 +356,7 @@ def _without_vector_statistics(infos: dict[str, Any]) -> dict[str, Any]:
     """
     if "_r" in infos.get("episode", {"_r": None}):
         return infos
-    return {key: value for key, value in infos.items() if key != "episode"}
+    return _without_episode(infos)
 
 
 def _final_infos(infos: dict[str, Any]) -> Any:

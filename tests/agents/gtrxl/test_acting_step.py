@@ -129,29 +129,6 @@ def test_few_learned_positions_can_be_exported(tmp_path):
     assert Player(tmp_path / "policy.onnx").envs == ENVS
 
 
-class Actor(torch.nn.Module):
-    """The wrapper of Stable-Baselines3's guide for ONNX."""
-
-    def __init__(self, policy):
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, observation):
-        return self.policy(observation, deterministic=True)[:3]
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_forward_is_exported_as_in_the_guide_of_sb3(env, tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    actor, file = Actor(small_agent(env).policy).eval(), tmp_path / "policy.onnx"
-    observation = torch.ones(1, *actor.policy.observation_space.shape)
-    with silenced():
-        torch.onnx.export(actor, observation, file, opset_version=18, dynamo=True, input_names=["input"])
-    results = runtime.InferenceSession(file).run(None, {"input": 2 * observation.numpy()})
-    for result, expected in zip(results, actor(2 * observation), strict=True):
-        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.first_cases(4)
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_exported_step_equals_predict(core):
@@ -313,3 +290,15 @@ def test_policy_can_be_traced_as_in_the_guide_of_sb3():
         jitted = torch.jit.trace(module, observation)
     for first, second in zip(jitted(observation), module(observation), strict=True):
         torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_forward_is_exported_as_in_the_guide_of_sb3(env, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    actor, file = FirstStep(small_agent(env).policy).eval(), tmp_path / "policy.onnx"
+    observation = torch.ones(1, *actor.policy.observation_space.shape)
+    with silenced():
+        torch.onnx.export(actor, observation, file, opset_version=18, dynamo=True, input_names=["input"])
+    results = runtime.InferenceSession(file).run(None, {"input": 2 * observation.numpy()})
+    for result, expected in zip(results, actor(2 * observation), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
