@@ -1,10 +1,13 @@
 """Errors in the options of an experiment file with the line that sets them, and warnings."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlxf.cli.config_file import flat_options
 from rlxf.cli.job_options import named_option
+from rlxf.envs.specs import known_refusal
 from rlxf.experiments.columns import listed
 from rlxf.experiments.experiment_file import KEYS
 from rlxf.experiments.plan import Agent, Plan, Task
@@ -37,8 +40,29 @@ def refused_options(file: Path, plan: Plan, task: Task, agent: Agent, error: Exc
     message = f"agent {agent.name} on task {task.name}: {message}"
     if name is None:
         return PlanError(f"{file}: {message}")
-    place = f"{table}.{name}" if table else name
+    return _error_at(file, f"{table}.{name}" if table else name, message)
+
+
+def _error_at(file: Path, place: str, message: str) -> PlanError:
+    """Return an error with the line of an experiment file that sets an option."""
     return TomlReader(file, read_text(file, "experiment file")).error(place, message)
+
+
+def warn_about_environments(file: Path, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warn of tasks whose environment is not registered, or does not take its arguments.
+
+    This is no error, as the package of an environment may be missing on this machine only.
+
+    Args:
+        file: the experiment file.
+        options: name of a task -> options of one of its runs.
+    """
+    for task, given in options.items():
+        env = given.get("env")
+        if env and (refusal := known_refusal(env, given.get("env_kwargs") or {})):
+            option, reason = refusal
+            message = f"runs on task {task} will fail: {reason}"
+            warn_user(str(_error_at(file, f"tasks.{task}.{option}", message)))
 
 
 def warn_about_replaced_settings(file: Path, plan: Plan) -> None:

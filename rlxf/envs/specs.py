@@ -163,6 +163,40 @@ def _import_module_of_user(name: str) -> None:
         import_module(name)
 
 
+def known_refusal(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return "env" or "env_kwargs", and why an environment cannot be created with it; None if it may be.
+
+    No environment is created, and ids ``module:id`` and those of other packages are not examined, so that
+    nothing is imported for them.
+
+    Args:
+        env_id: id of the environment.
+        kwargs: its arguments.
+    """
+    if ":" in env_id or package_of(env_id):
+        return None
+    try:
+        spec = find_spec(env_id)
+        refused = [name for name in kwargs if not _is_accepted(spec, name)]
+    except ValueError as error:
+        return "env", str(error)
+    except (ImportError, gymnasium.error.Error):  # a package is missing; `creation_errors` names the extra
+        return None
+    return ("env_kwargs", _refused_argument(spec, refused[0])) if refused else None
+
+
+def _is_accepted(spec: EnvSpec, name: str) -> bool:
+    """Return whether Gymnasium takes an argument of this name for an environment, or may take it."""
+    if (
+        name in spec.kwargs
+        or name in VECTOR_ARGUMENTS
+        or name in inspect.signature(gymnasium.make).parameters
+    ):
+        return True
+    entry_points = [each for each in (spec.entry_point, spec.vector_entry_point) if each is not None]
+    return any(takes_arguments(each, [name]) for each in entry_points)
+
+
 def registered_spec(env_id: str) -> EnvSpec:
     """Return the registered spec of an id that was read from a file.
 
@@ -263,16 +297,17 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
     except TypeError as error:
         match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if match is not None and match[1] in {**spec.kwargs, **kwargs}:
-            raise TypeError(f"{spec.id} takes no argument {match[1]!r}{_advice(spec, match[1])}") from error
+            raise TypeError(_refused_argument(spec, match[1])) from error
         if spec.id in str(error):
             raise
         raise TypeError(f"{error}, raised during the creation of {spec.id} with {kwargs}") from error
 
 
-def _advice(spec: EnvSpec, name: str) -> str:
+def _refused_argument(spec: EnvSpec, name: str) -> str:
+    """Return a message about an argument that an environment does not take."""
     accepted = _accepted_arguments(spec.entry_point)
     listing = "" if accepted is None else f"it takes {', '.join(accepted) or 'none'}"
-    return did_you_mean(name, accepted or (), listing)
+    return f"{spec.id} takes no argument {name!r}{did_you_mean(name, accepted or (), listing)}"
 
 
 def _accepted_arguments(entry_point: Any) -> list[str] | None:

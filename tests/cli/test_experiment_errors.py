@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from rlxf.attention import Window, register_technique
-from rlxf.cli.experiment_errors import warn_about_replaced_settings
+from rlxf.cli.experiment_errors import warn_about_environments, warn_about_replaced_settings
 from rlxf.cli.job_options import is_about_one_option, named_option, read_options
 from rlxf.cli.sweep_run import SweepRun
 from rlxf.experiments.experiment_file import read_plan
@@ -163,6 +163,43 @@ def test_settings_that_replace_those_of_a_file_of_an_agent_are_warned_about(recw
     messages = [str(each.message) for each in recwarn]
     assert len(messages) == (replaced is not None)
     assert all(f"[settings] replaces {replaced} of the file" in each for each in messages)
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "message"),
+    [
+        (
+            "CartPol-v1",
+            "",
+            "small.toml, line 5: runs on task pole will fail: unknown environment id 'CartPol-v1'",
+        ),
+        (
+            "Pendulum-v1",
+            "{ gg = 3 }",
+            "line 6: runs on task pole will fail: Pendulum-v1 takes no argument 'gg'",
+        ),
+        (
+            "rlxf/TMaze-v0",
+            "{ corridor = 3 }",
+            "line 6: runs on task pole will fail: rlxf/TMaze-v0 takes no arg",
+        ),
+        ("Pendulum-v1", "{ g = 3, max_episode_steps = 9 }", None),
+        ("rlxf/TMaze-v0", "{ corridor_length = 3 }", None),
+        ("my_package:MyTask-v0", "{ x = 3 }", None),
+        ("popgym-NoSuchTask-v0", "", None),
+    ],
+)
+@pytest.mark.usefixtures("tmp_path")
+def test_environments_that_cannot_be_created_are_warned_about(recwarn, env, kwargs, message):
+    task = f"env_kwargs = {kwargs}" if kwargs else ""
+    text = FILE.replace("CartPole-v1", env).format(task=task, agent="", ppo="")
+    Path("small.toml").write_text(text)
+    plan = read_plan(Path("small.toml"))
+    warn_about_environments(
+        Path("small.toml"), {task.name: plan.options(task, agent) for task, agent in plan.pairs()}
+    )
+    assert len(recwarn) == (message is not None)
+    assert message is None or message in str(recwarn[0].message)
 
 
 def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):

@@ -1,5 +1,6 @@
 """``rlxf experiment``: agents on tasks with several seeds, and one table of their results."""
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -132,6 +133,7 @@ class Experiment(Command):
         return options
 
     def _run(self, plan: "Plan", jobs: "list[tuple[Cell, Job]]") -> None:
+        from rlxf.cli.experiment_errors import warn_about_environments
         from rlxf.cli.output import exit_with, print_out
         from rlxf.experiments.execution import only_process, run_job, run_jobs
         from rlxf.experiments.jobs import is_complete
@@ -146,6 +148,9 @@ class Experiment(Command):
             for job in complete:
                 run_job(job)  # completes the record of a run that outlived the program that started it
             print_out(f"{len(jobs)} runs, {len(complete)} of them complete: {self.folder}")
+            warn_about_environments(
+                self.file, {cell.task: json.loads(job.options) for cell, job in jobs if job in missing}
+            )
             report = _Progress(len(missing))
             with self._executor() as executor:
                 run_jobs(missing, executor, report)
