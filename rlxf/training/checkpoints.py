@@ -57,6 +57,10 @@ class CheckpointFolder:
         object.__setattr__(self, "path", Path(self.path))  # a string is accepted
         object.__setattr__(self, "keep", as_whole_number("keep", self.keep))
 
+    def __fspath__(self) -> str:
+        """Return the path of the folder, which ``learn(steps, resume_from=folder)`` accepts."""
+        return str(self.path)
+
     def file(self, step: int) -> Path:
         """Return the path of the checkpoint after ``step`` steps; it need not exist."""
         return self.path / f"step-{step:012d}.zip"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlxf.agents.common.checkpoint import newest_checkpoint_file
 from rlxf.training import Archive, CheckpointFolder, CheckpointWriter, read_archive
 from rlxf.training.checkpoints import BackgroundWriter
 from rlxf.utils.signals import StopRequest
@@ -75,6 +76,13 @@ def test_a_path_is_the_folder_of_the_checkpoints(tmp_path, kind):
     Learner().learn(9, CheckpointWriter(kind(tmp_path / "checkpoints"), every_seconds=1000))
     folder = CheckpointFolder(tmp_path / "checkpoints")
     assert folder.files() == [folder.file(9)]
+
+
+def test_a_folder_of_checkpoints_is_a_path_to_resume_from(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    for step in (5, 20):
+        write_checkpoint(folder, step)
+    assert newest_checkpoint_file(folder) == folder.file(20)
 
 
 def test_no_checkpoint_before_the_period_has_passed(tmp_path):

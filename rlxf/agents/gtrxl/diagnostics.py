@@ -20,6 +20,10 @@ EXPLOSION_RATIO = 100.0
 """Explosion threshold: value loss in multiples of that of a constant prediction, and of its own median."""
 MIN_SAMPLES = 10
 """Minimum number of updates for a median of the value loss, and of episodes for a mean return."""
+SMALL_RETURNS, SMALL_REWARDS = 30.0, 5e4
+"""Multiples of all recent returns, and of the mean reward, above which the largest return hides them."""
+RECENT_UPDATES = 20
+"""Number of updates whose returns are recent."""
 
 
 class TrainingDiagnostics:
@@ -32,11 +36,13 @@ class TrainingDiagnostics:
     def __init__(self, action_space: spaces.Space[Any]):
         self.entropy = EntropyCollapseCheck(action_space)
         self.value = ValueLossCheck()
+        self.scale = ReturnScaleCheck()
 
     def check(
         self,
         metrics: Mapping[str, float],
         returns: Tensor,
+        rewards: Tensor,
         scale: PopArtHead,
         episode_returns: Sequence[float],
     ) -> None:
@@ -45,11 +51,13 @@ class TrainingDiagnostics:
         Args:
             metrics: metrics of the update by name.
             returns: (N,), returns of the steps that were trained on.
+            rewards: (M,), rewards of those that did not end an episode, which contain no value.
             scale: value head with the scale of recent returns.
             episode_returns: returns of the recent episodes.
         """
         spread = (returns - float(scale.mean)).square().mean().item()
         self.value.check(metrics["value_loss"], max(spread, float(scale.deviation) ** 2))
+        self.scale.check(returns.abs().max().item(), rewards.abs().mean().item(), float(scale.largest))
         if "entropy_loss" in metrics and len(episode_returns) >= MIN_SAMPLES:
             self.entropy.check(-metrics["entropy_loss"], float(np.mean(episode_returns)))
 
@@ -119,6 +127,39 @@ class ValueLossCheck:
                 f"the value loss explodes: {value_loss:.3g} is {ratio:.3g} times that of a constant "
                 f"prediction, and the median of this ratio so far is {usual:.3g}; lower the learning rate or "
                 f"max_grad_norm"
+            )
+
+
+class ReturnScaleCheck:
+    """Warn once when recent rewards and returns are tiny in comparison with the largest return so far.
+
+    The largest return sets a lower bound of the scale of values and advantages (`PopArtHead`), so an outlier
+    of a million, or a training in a task of much larger rewards, hides later rewards of one. Recent returns
+    may contain errors of values on that scale, so they alone do not show that rewards are tiny. Steps
+    without rewards cause no warning: a sparse reward is expected to be large in comparison.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT_UPDATES)
+        self._warned = False
+
+    def check(self, newest: float, reward: float, largest: float) -> None:
+        """Check one update.
+
+        Args:
+            newest: largest absolute return of the update.
+            reward: mean absolute reward of the update; NaN if there is none.
+            largest: largest absolute return so far.
+        """
+        self._recent.append(newest)
+        is_past = len(self._recent) == RECENT_UPDATES and largest > SMALL_RETURNS * max(self._recent)
+        if is_past and 0 < SMALL_REWARDS * reward < largest and not self._warned:
+            self._warned = True
+            warn_user(
+                f"rewards, of {reward:.3g} in the mean, are tiny in comparison with an earlier return of "
+                f"{largest:.3g}, which sets the scale of values and advantages, so the agent hardly learns: "
+                f"if it was an outlier, clip the rewards in the environment and start a new run; for a task "
+                f"with smaller rewards, build a new agent and call its load_pretrained with this one"
             )
 
 

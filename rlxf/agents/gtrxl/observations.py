@@ -82,20 +82,31 @@ def whole_number_parts(space: Space) -> dict[str | None, Space]:
 
 
 def check_whole_numbers(parts: Mapping[str | None, Space], observation: Any) -> None:
-    """Raise ValueError if parts of observations, as `whole_number_parts`, hold fractions.
+    """Raise ValueError if parts of observations, as `whole_number_parts`, hold fractions or wrong values.
 
-    Otherwise the network would round 2.9 down, and divide pixels from 0 to 1 by 255.
+    Otherwise the network would round 2.9 down, divide pixels from 0 to 1 by 255, and accept any number as a
+    bit or a pixel. Choices out of range are found where they are encoded.
     """
     for key, space in parts.items():
         known = key is None or (isinstance(observation, dict) and key in observation)
         values = np.asarray(0 if not known else observation if key is None else observation[key])
-        if values.dtype.kind != "f":
+        if values.dtype.kind not in "iuf":
             continue
-        fractions = values[np.isfinite(values) & (values != np.floor(values))]
-        if len(fractions):
-            value = fractions[0]
+        if len(wrong := values[_wrong_numbers(space, values)]):
             advice = "; pass pixels from 0 to 255" if is_image_space(space) else ""
-            raise ValueError(f"the observation{_part(key)} holds {value}, no value of {space}{advice}")
+            raise ValueError(f"the observation{_part(key)} holds {wrong[0]}, no value of {space}{advice}")
+
+
+def _wrong_numbers(space: Space, values: np.ndarray) -> Any:
+    """Return which finite numbers are fractions, no bits of a MultiBinary or no pixels of an image."""
+    wrong: Any = np.False_
+    if values.dtype.kind == "f":
+        wrong = values != np.floor(values)
+    if isinstance(space, spaces.MultiBinary):
+        wrong = wrong | (values < 0) | (values > 1)
+    elif values.dtype != np.uint8 and is_image_space(space):
+        wrong = wrong | (values < 0) | (values > 255)
+    return wrong & np.isfinite(values) if np.any(wrong) else np.False_
 
 
 @contextmanager
@@ -130,7 +141,18 @@ def _observation_fault(space: Space, observation: Any) -> str | None:
     for key, part in parts.items():
         if fault := _part_fault(part, observation if key is None else observation[key]):
             return f"the observation{_part(key)}{fault}"
-    return None
+    return None if not isinstance(space, spaces.Dict) else _batch_fault(parts, observation)
+
+
+def _batch_fault(parts: Mapping[Any, Space], observation: Mapping[Any, Any]) -> str | None:
+    """Describe parts of a Dict with different batch sizes; None if they are equal."""
+    shapes = {key: np.shape(observation[key]) for key in parts}
+    is_batch = {key: len(shapes[key]) > len(part.shape or ()) for key, part in parts.items()}
+    sizes = {key: f"a batch of {shape[0]}" if is_batch[key] else "one" for key, shape in shapes.items()}
+    if len(set(sizes.values())) == 1:
+        return None
+    listed = ", ".join(f"{key!r}: {size}" for key, size in sizes.items())
+    return f"the observation has parts of different batch sizes, {listed}"
 
 
 def _part_fault(space: Space, values: Any) -> str | None:

@@ -137,8 +137,8 @@ class GTrXLPolicy(RecurrentPolicy):
         except RuntimeError as error:
             raise ValueError(
                 f"{self.features_extractor_class.__name__} cannot read {self.observation_space}: {error}. "
-                "NatureCNN, the default for images, needs at least 36 x 36 pixels: resize or flatten the "
-                "images, or pass another features_extractor_class in policy_kwargs"
+                f"{_image_advice(self.observation_space)}, or pass another features_extractor_class in "
+                f"policy_kwargs"
             ) from error
 
     def build_heads(self, log_std_init: float) -> None:
@@ -327,6 +327,17 @@ class GTrXLPolicy(RecurrentPolicy):
     def load(cls, path: str, device: torch.device | str = "auto") -> "GTrXLPolicy":
         """Raise TypeError, since SB3 would unpickle the file; use `GTrXLPPO.load` instead."""
         raise TypeError(f"a policy alone would be unpickled; load the agent: GTrXLPPO.load({path!r})")
+
+
+def _image_advice(space: spaces.Space[Any]) -> str:
+    """Return how to change observations that a features extractor cannot read."""
+    shape = space.shape or ()
+    if len(shape) == 3 and shape[2] < min(shape[:2]):
+        return (
+            f"Only uint8 images from 0 to 255 are transposed: return others with channels in the first axis, "
+            f"{(shape[2], *shape[:2])}"
+        )
+    return "NatureCNN, the default for images, needs at least 36 x 36 pixels: resize or flatten the images"
 
 
 def _scaled(linear: nn.Linear, gain: float) -> nn.Linear:

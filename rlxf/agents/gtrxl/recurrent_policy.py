@@ -186,8 +186,8 @@ class RecurrentPolicy(BasePolicy):
         Raises:
             TypeError: if the state is not one that `predict` returned.
             ValueError: if the observation does not fit the space (the message names the part and the fault),
-                discrete values or pixels are fractions, the batch sizes of observation, state and
-                episode_start differ, or the state is of another core or device.
+                discrete values, bits or pixels are fractions or out of range, the batch sizes of the parts of
+                the observation, state and episode_start differ, or the state is of another core or device.
             NumericalError: if an observation or a recurrent layer's state is NaN or infinite.
 
         Warns:

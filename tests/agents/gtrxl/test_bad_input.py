@@ -378,6 +378,16 @@ def test_image_too_small_for_convolutions(space):
         GTrXLPPO(policy, Scripted(observation_space=space))
 
 
+def test_images_of_floats_need_channels_in_the_first_axis():
+    raw = {"normalize_images": False}
+    with pytest.raises(ValueError, match=r"channels in the first axis, \(3, 40, 48\), or pass another"):
+        GTrXLPPO(
+            "CnnPolicy", Scripted(observation_space=spaces.Box(0.0, 1.0, (40, 48, 3))), policy_kwargs=raw
+        )
+    first = Scripted(observation_space=spaces.Box(0.0, 1.0, (3, 40, 48)))
+    assert GTrXLPPO("CnnPolicy", first, policy_kwargs=raw).observation_space.shape == (3, 40, 48)
+
+
 class Poisoned(gymnasium.Wrapper):
     """Insert a value into the reward, observation or last observation of one step (0: the reset)."""
 

@@ -9,7 +9,12 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecMonitor
 
-from rlxf.agents.gtrxl.diagnostics import EntropyCollapseCheck, ValueLossCheck, collapse_threshold
+from rlxf.agents.gtrxl.diagnostics import (
+    EntropyCollapseCheck,
+    ReturnScaleCheck,
+    ValueLossCheck,
+    collapse_threshold,
+)
 from rlxf.training import CheckpointFolder
 from tests.agents.gtrxl.worlds import rollouts, scripts, shifted, small_agent
 
@@ -72,6 +77,35 @@ def test_exploding_value_loss_warns_once():
 )
 def test_no_warning_without_exploding_value_loss(updates):
     assert warned(ValueLossCheck().check, updates) == []
+
+
+def test_rewards_that_an_outlier_hides_warn_once():
+    updates = [(1e6, 1.0, 1e6), *[(500.0, 1.0, 1e6)] * 60]
+    (message,) = warned(ReturnScaleCheck().check, updates)
+    assert "rewards, of 1 in the mean, are tiny in comparison with an earlier return of 1e+06" in message
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        [(1e6, 1.0, 1e6), *[(500.0, 1.0, 1e6)] * 19],  # too early to say
+        [(1.0, 0.0, 1.0), *[(1e-4, 0.0, 1.0)] * 60],  # a sparse reward, found once
+        [(1.0, math.nan, 1.0), *[(1e-4, math.nan, 1.0)] * 60],  # each step ends an episode
+        [(100.0, 1e-2, 100.0), *[(1.0, 1e-2, 100.0)] * 60],  # a penalty in each step, and a rare goal
+        [(500.0, 1.0, 1e6), (1e6, 1.0, 1e6)] * 30,  # large returns from time to time
+        [(2e4, 1.0, 2e4)] * 60,  # long episodes without discount
+    ],
+)
+def test_no_warning_about_rewards_of_a_common_scale(updates):
+    assert warned(ReturnScaleCheck().check, updates) == []
+
+
+def test_an_agent_that_had_a_return_of_a_million_warns():
+    agent = small_agent(scripts(shifted(3)), loud=False, learning_rate=1e-6)
+    agent.policy.value_net.largest.fill_(1e6)
+    with pytest.warns(UserWarning, match=r"tiny in comparison with an earlier return of 1e\+06"):
+        for _ in rollouts(agent, 21):
+            pass
 
 
 def test_agent_with_corrupted_policy_and_values_warns():

@@ -264,7 +264,13 @@ NAMED = spaces.Dict({"choice": spaces.Discrete(4), "place": VECTOR})
 COLOR = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 NAN = np.array([0.5, np.nan, *[0.0] * (VECTOR.shape[0] - 2)], np.float32)
 PLACE = np.zeros(VECTOR.shape, np.float32)
-SPACES = {"named": NAMED, "image": COLOR, "choice": spaces.Discrete(4), "vector": VECTOR}
+SPACES = {
+    "named": NAMED,
+    "image": COLOR,
+    "choice": spaces.Discrete(4),
+    "bits": spaces.MultiBinary(3),
+    "vector": VECTOR,
+}
 BAD_OBSERVATIONS = {
     "missing": ("named", {"choice": 1}, r"lacks the part 'place'; its space has 'choice', 'place'"),
     "extra": ("named", {"choice": 1, "place": PLACE, "x": 1}, r"has the unknown part 'x'; its space has"),
@@ -282,6 +288,21 @@ BAD_OBSERVATIONS = {
         "image",
         np.full(COLOR.shape, 0.25, np.float32),
         r"holds 0.25, no .*pass pixels from 0 to 255",
+    ),
+    "no bit": ("bits", [2, 0, 0], r"the observation holds 2, no value of MultiBinary\(3\)"),
+    "no bit in a batch": ("bits", np.array([[0, 1, 1], [0, -1, 0]]), r"holds -1, no value of MultiBinary"),
+    "half a bit": ("bits", [0, 0.5, 0], r"holds 0.5, no value of MultiBinary"),
+    "too bright": ("image", np.full(COLOR.shape, 300), r"holds 300, no .*pass pixels from 0 to 255"),
+    "too dark": ("image", np.full(COLOR.shape, -3.0), r"holds -3.0, no .*pass pixels from 0 to 255"),
+    "batch sizes": (
+        "named",
+        {"choice": np.array([1]), "place": np.stack([PLACE, PLACE])},
+        r"different batch sizes, 'choice': a batch of 1, 'place': a batch of 2",
+    ),
+    "a batch and one": (
+        "named",
+        {"choice": 1, "place": np.stack([PLACE, PLACE])},
+        r"different batch sizes, 'choice': one, 'place': a batch of 2",
     ),
     "gray": ("image", np.zeros((36, 36), np.uint8), r"has shape \(36, 36\), but its space .*36, 36"),
     "NaN": ("vector", NAN, r"the observation is nan at index \[1\]"),
