@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.common.accumulation import Losses
+from rlxf.agents.common.accumulation import GradientSetter, Losses
 from rlxf.agents.common.compiled_function import EQUAL_RESULTS
 from rlxf.agents.common.gradient_programs import (
     CapturedGradients,
     CompiledGradients,
     GradientProgram,
     Gradients,
-    GradientSetter,
     LossFunction,
 )
 from rlxf.agents.common.module_tree import ModulePrograms
