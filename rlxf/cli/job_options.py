@@ -182,6 +182,26 @@ def needs_trust(options: Mapping[str, Any]) -> bool:
     return ":" in str(options.get("env", "")) or any(map(options.get, names))
 
 
+def make_job(
+    folder: Path, command: str, settings: Mapping[str, Any], options: Mapping[str, Any], threads: int
+) -> "Job":
+    """Return a run of a command.
+
+    Args:
+        folder: folder of the run.
+        command: words of the command.
+        settings: its options with the seed, as in `to_arguments`.
+        options: all options, see `read_settings`.
+        threads: threads of the process.
+    """
+    from rlxf.cli.config_file import to_arguments
+    from rlxf.experiments.jobs import Job
+    from rlxf.training.serialization import dump_json
+
+    words, written = tuple(to_arguments(settings)), dump_json(options).decode()
+    return Job(str(folder), command, words, needs_trust(options), threads, written)
+
+
 def check_same(job: "Job", options: Mapping[str, Any], file: Path) -> None:
     """Raise ValueError if the folder of a run exists and was made with other options, or with unknown ones.
 

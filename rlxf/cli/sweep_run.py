@@ -10,8 +10,8 @@ from rlxf.cli.config_values import COMMAND_LINE_ONLY
 from rlxf.cli.job_options import (
     check_same,
     is_about_one_option,
+    make_job,
     named_option,
-    needs_trust,
     read_settings,
     unknown_option,
 )
@@ -32,7 +32,6 @@ from rlxf.experiments.sweep_report import (
     write_report,
 )
 from rlxf.experiments.toml_files import PlanError
-from rlxf.training.serialization import dump_json
 from rlxf.utils.files import make_folder
 from rlxf.utils.warnings import warn_user
 
@@ -163,10 +162,9 @@ class SweepRun:
 
     def _job(self, folder: Path, chosen: dict[str, Any], seed: int) -> Job:
         """Return the run of a trial, after a check of its options."""
-        words = (*to_arguments(chosen), "--seed", str(seed))
-        options = read_settings(self.plan.command, {**chosen, "seed": seed})
-        written = dump_json(options).decode()
-        job = Job(str(folder), self.plan.command, words, needs_trust(options), self.threads, written)
+        settings = {**chosen, "seed": seed}
+        options = read_settings(self.plan.command, settings)
+        job = make_job(folder, self.plan.command, settings, options, self.threads)
         check_same(job, options, self.plan.path)
         return job
 

@@ -93,8 +93,31 @@ def find_spec(env_id: str) -> EnvSpec:
     """
     register_envs()
     module, _, name = env_id.rpartition(":")
-    package = package_of(name)
     before = set(registry)
+    _import_package_of(env_id)
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        if module:
+            found = [each for each in registry if each not in before] or _ids_of(module)
+            raise ValueError(
+                f"unknown environment id {short_repr(env_id)}: {_module_advice(module, name, found)}"
+            ) from error
+        similar = ", ".join(get_close_matches(name, registry, n=4)) or "none"
+        hint = "" if package_of(name) else f". {_OTHER_PACKAGE}"  # the known package was imported
+        raise ValueError(
+            f"unknown environment id {short_repr(env_id)}; similar ids: {similar}{hint}"
+        ) from error
+
+
+def _import_package_of(env_id: str) -> None:
+    """Import the module that an id names, or the package of the prefix of its name.
+
+    Raises:
+        ValueError: if it is not installed, or its import fails.
+    """
+    module, _, name = env_id.rpartition(":")
+    package = package_of(name)
     try:
         if module:
             _import_module_of_user(module)
@@ -108,19 +131,6 @@ def find_spec(env_id: str) -> EnvSpec:
     except gymnasium.error.Error as error:
         raise ValueError(
             f"the import of {module or package} for {short_repr(env_id)} failed: {error}"
-        ) from error
-    try:
-        return gymnasium.spec(name)
-    except gymnasium.error.Error as error:
-        if module:
-            found = [each for each in registry if each not in before] or _ids_of(module)
-            raise ValueError(
-                f"unknown environment id {short_repr(env_id)}: {_module_advice(module, name, found)}"
-            ) from error
-        similar = ", ".join(get_close_matches(name, registry, n=4)) or "none"
-        hint = "" if package else f". {_OTHER_PACKAGE}"  # the known package was imported
-        raise ValueError(
-            f"unknown environment id {short_repr(env_id)}; similar ids: {similar}{hint}"
         ) from error
 
 

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlxf.data.spaces import discrete_sizes, discrete_start, parts_by_key, tolerant_bounds
-from rlxf.envs.step_checks import is_whole_range
+from rlxf.envs.batch_checks import is_whole_range
 from rlxf.utils.dtypes import torch_dtype
 from rlxf.utils.errors import FaultyEnvironmentError
 

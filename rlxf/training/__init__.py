@@ -2,6 +2,7 @@
 
 from rlxf.training.archive import Archive, read_archive, write_archive
 from rlxf.training.checkpoints import CheckpointFolder, CheckpointWriter
+from rlxf.training.normalizer import load_normalizer, save_normalizer
 from rlxf.training.run_folder import RunFolder
 from rlxf.training.schedules import (
     CosineSchedule,
@@ -14,7 +15,6 @@ from rlxf.training.schedules import (
     schedule_to_text,
 )
 from rlxf.training.spaces import describe_difference, space_from_json, space_to_json
-from rlxf.training.states import load_normalizer, save_normalizer
 from rlxf.utils.errors import CheckpointError, NumericalError, ResumeError
 from rlxf.utils.files import atomic_write
 from rlxf.utils.memory_budget import memory_budget

@@ -1,6 +1,6 @@
 """Helpers that run a transformer segment by segment (learning) and token by token (acting)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,9 +9,11 @@ from rlxf.attention import Full, KVCache, Softmax, State, TokenIndex, Transforme
 from rlxf.attention.attention import Attention
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import AttentionArguments
+from rlxf.attention.layers import Layer
 from rlxf.attention.positions.base import Position
 from rlxf.attention.technique import LayerPasses
-from tests.attention.oracle import fill
+from rlxf.attention.token_index import EMPTY
+from tests.attention.oracle import close, fill
 from tests.attention.worlds import Segment
 
 
@@ -32,6 +34,25 @@ def act(model: Transformer, world: Segment, cache: KVCache) -> tuple[Tensor, Ten
         steps.append(model.step(world.x[:, t], here, cache))
     y, hidden = zip(*steps, strict=True)
     return torch.stack(y, dim=1), torch.stack(hidden, dim=2)
+
+
+def assert_attention_equals(
+    model: Transformer, run: Segment, slow_attention: Callable[[Layer, Tensor, TokenIndex, int], Tensor]
+) -> None:
+    """Compare the attention outputs of the first layer with a reference, token by token.
+
+    Args:
+        model: the model.
+        run: segment that is its input, without memory.
+        slow_attention: returns the output (C,) for a layer, tokens (T, C), their index (1, T) and a slot.
+    """
+    block, outputs = model.blocks[0], []
+    hook = block.attention.register_forward_hook(lambda module, inputs, y: outputs.append(y))
+    model.encode(run.x, run.index)
+    hook.remove()
+    for b, t in (run.index.episode != EMPTY).nonzero().tolist():
+        row = run.index.rows(torch.tensor([b]))
+        close(outputs[0][b, t], slow_attention(block, run.x[b], row, t))
 
 
 def assert_close_for_dtype(actual: Tensor, expected: Tensor) -> None:

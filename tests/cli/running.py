@@ -2,7 +2,11 @@
 
 import json
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 
@@ -21,6 +25,22 @@ TASK = ["--env", "rlxf/TMaze-v0", "--env-kwargs", '{"corridor_length": 3}']
 def train(*args: str) -> None:
     """Train for two rollouts on a T-Maze with a corridor of 3."""
     main(["train", "gtrxl", *TASK, *TINY, *args])
+
+
+def die(*_: object) -> NoReturn:
+    """Simulate the death of the process."""
+    raise SystemError("gone")
+
+
+@contextmanager
+def death_expected(save: Callable[..., object] = lambda *_: None) -> Iterator[None]:
+    """Expect that the body calls `die`; a killed process saves nothing.
+
+    Args:
+        save: replaces the function that saves the agent at the end of a training.
+    """
+    with patch("rlxf.cli.training_session.save_agent", save), pytest.raises(SystemError):
+        yield
 
 
 def change_config(run: Path, **changes) -> None:

@@ -13,8 +13,8 @@ from rlxf.cli.env_options import resume_trust_option, trust_option
 from rlxf.cli.job_options import check_same, needs_trust
 from rlxf.experiments.jobs import Job, Outcome
 from rlxf.training import RunFolder
-from tests.cli.running import TASK, TINY, change_config, refused, train
-from tests.cli.test_resume import die, rows
+from tests.cli.running import TASK, TINY, change_config, die, refused, train
+from tests.cli.test_resume import rows
 
 STAGES = {"stages": [{"corridor_length": 1}, {"corridor_length": 2}], "advance_return": -9.0, "episodes": 2}
 CURRICULUM = ["--curriculum", json.dumps(STAGES)]

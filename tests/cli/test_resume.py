@@ -23,7 +23,7 @@ from rlxf.training import RunFolder
 from rlxf.training.checkpoints import CheckpointWriter
 from rlxf.training.serialization import dump_json, load_json
 from tests.cli import running
-from tests.cli.running import refused
+from tests.cli.running import death_expected, die, refused
 from tests.datasets import ID, record_cartpole
 
 pytestmark = pytest.mark.usefixtures("in_foreground")
@@ -73,11 +73,6 @@ def at_update(monkeypatch):
     return arrange
 
 
-def die():
-    """Simulate the death of the process."""
-    raise SystemError("gone")
-
-
 def scalars(run):
     events = EventAccumulator(str(run)).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("time/")]
@@ -103,14 +98,10 @@ def assert_same_runs(one, other):
 
 
 @pytest.mark.parametrize("number", [1, 4, 6])
-def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypatch, number):
+def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, number):
     at_update(number, [die])
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "rlxf.cli.training_session.save_agent", lambda *_: None
-        )  # a killed process saves nothing
-        with pytest.raises(SystemError):
-            main(["train", "dt", *TINY, "--run", "cut"])
+    with death_expected():
+        main(["train", "dt", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
@@ -179,11 +170,9 @@ def test_the_previous_checkpoint_replaces_a_damaged_one(whole, at_update, capsys
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
-        with pytest.raises(SystemError):
-            main(["train", "dt", *TINY, "--run", "cut"])
+def test_a_run_killed_after_its_last_update_is_completed(whole):
+    with death_expected(die):
+        main(["train", "dt", *TINY, "--run", "cut"])
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 
@@ -300,15 +289,13 @@ def test_a_signal_during_the_final_evaluation_stops_the_run_resumably(whole, mon
     assert_same_runs(whole.path, Path("cut"))
 
 
-def test_an_old_checkpoint_is_not_used_as_the_result(whole, at_update, monkeypatch):
+def test_an_old_checkpoint_is_not_used_as_the_result(whole, at_update):
     """The run is stopped, resumed, and killed between its last checkpoint and checkpoint.zip."""
     at_update(3, [lambda: os.kill(os.getpid(), signal.SIGTERM)])
     with pytest.raises(SystemExit):
         main(["train", "dt", *TINY, "--run", "cut"])
-    with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
-        with pytest.raises(SystemError):
-            main(["resume", "cut", "--no-progress-bar"])
+    with death_expected(die):
+        main(["resume", "cut", "--no-progress-bar"])
     assert RunFolder.reopen("cut").resume_checkpoints.file(UPDATES).is_file()
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))

@@ -17,8 +17,8 @@ from rlxf.cli.commands.train_gtrxl import TrainGTrXL
 from rlxf.cli.entry_point import parse
 from rlxf.evaluation import EvaluationCallback
 from rlxf.training import RunFolder
-from tests.cli.running import refused
-from tests.cli.test_resume import die, rows, scalars
+from tests.cli.running import death_expected, die, refused
+from tests.cli.test_resume import rows, scalars
 
 pytestmark = pytest.mark.usefixtures("in_foreground")
 
@@ -94,14 +94,10 @@ def assert_same_runs(one, other):
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("number", [2, 5])
-def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, monkeypatch, number):
+def test_a_killed_run_ends_like_an_uninterrupted_one(whole, at_update, number):
     at_update(number, [die])
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "rlxf.cli.training_session.save_agent", lambda *_: None
-        )  # a killed process saves nothing
-        with pytest.raises(SystemError):
-            main(["train", "gtrxl", *TINY, "--run", "cut"])
+    with death_expected():
+        main(["train", "gtrxl", *TINY, "--run", "cut"])
     assert not Path("cut/checkpoint.zip").exists()
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
@@ -211,11 +207,9 @@ def test_a_signal_during_the_last_update_stops_the_run(whole, at_update, capsys)
 
 
 @pytest.mark.thorough
-def test_a_run_killed_after_its_last_update_is_completed(whole, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
-        with pytest.raises(SystemError):
-            main(["train", "gtrxl", *TINY, "--run", "cut"])
+def test_a_run_killed_after_its_last_update_is_completed(whole):
+    with death_expected(die):
+        main(["train", "gtrxl", *TINY, "--run", "cut"])
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole.path, Path("cut"))
 

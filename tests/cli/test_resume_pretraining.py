@@ -14,7 +14,7 @@ from rlxf.cli.commands.train_offline import Pretrain
 from rlxf.cli.entry_point import parse
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import BackgroundWriter
-from tests.cli.running import refused
+from tests.cli.running import death_expected, die, refused
 from tests.cli.test_resume import rows, scalars
 from tests.datasets import ID, record_cartpole
 from tests.ranks import on_ranks
@@ -60,24 +60,16 @@ def assert_same_runs(one, other):
     assert rows(one) == rows(other)
 
 
-def die():
-    raise SystemError("gone")
-
-
 @pytest.mark.faults
-def test_a_stopped_and_killed_run_ends_like_an_uninterrupted_one(whole, before_update, monkeypatch, capsys):
+def test_a_stopped_and_killed_run_ends_like_an_uninterrupted_one(whole, before_update, capsys):
     before_update(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as left:
         main([*TINY, "--run", "cut"])
     assert left.value.code == 75
     assert "stopped by SIGTERM; resume with: rlxf resume cut" in capsys.readouterr().err
     before_update(3, die)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "rlxf.cli.training_session.save_agent", lambda *_: None
-        )  # a killed process saves nothing
-        with pytest.raises(SystemError):
-            main(["resume", "cut", "--no-progress-bar"])
+    with death_expected():
+        main(["resume", "cut", "--no-progress-bar"])
     before_update(-1, die)
     main(["resume", "cut", "--no-progress-bar"])
     assert_same_runs(whole, Path("cut"))

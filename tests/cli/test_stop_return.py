@@ -12,9 +12,8 @@ from rlxf.cli import main
 from rlxf.evaluation import TargetSweep, evaluate
 from rlxf.training import RunFolder
 from rlxf.training.serialization import load_json_file
-from tests.cli.running import refused
+from tests.cli.running import death_expected, die, refused
 from tests.cli.test_extend import BC, DT, ONLINE
-from tests.cli.test_resume import die
 from tests.datasets import record_cartpole
 
 pytestmark = pytest.mark.usefixtures("in_foreground")
@@ -71,12 +70,10 @@ def test_a_return_that_is_not_reached_changes_nothing():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_killed_after_the_evaluation_ends_at_the_same_step(case, monkeypatch):
+def test_a_run_killed_after_the_evaluation_ends_at_the_same_step(case):
     whole = train(case, "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr("rlxf.cli.training_session.save_agent", lambda *_: die())
-        with pytest.raises(SystemError):
-            train(case, "cut")
+    with death_expected(die):
+        train(case, "cut")
     main(["resume", "cut", "--no-progress-bar"])
     for name in ("checkpoint.zip", "best.zip"):
         assert (whole.path / name).read_bytes() == Path("cut", name).read_bytes(), name

@@ -1,7 +1,7 @@
-"""Gradient accumulation: the loss of a batch is differentiated in micro-batches, which saves memory."""
+"""Losses of a batch: as one program, operation by operation, or in micro-batches, which saves memory."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,37 @@ from rlxf.utils.checks import check_int
 
 Losses = dict[str, Tensor]
 """Scalar losses and other means over a batch, by name."""
+GradientSetter = Callable[[], None]
+"""Sets the gradients of all parameters."""
 Batch = TypeVar("Batch")
+
+
+def losses_of_batch(
+    losses: Callable[[Any], Losses],
+    batch: Any,
+    count: Callable[[Any], Tensor],
+    steps: int,
+    ranks: ProcessGroup,
+    program: Callable[[Any], tuple[Losses, GradientSetter] | None] | None,
+) -> tuple[Losses, GradientSetter | None]:
+    """Return the losses of a batch, and a function that sets their gradients.
+
+    The function is None if the "loss" has to be differentiated. With micro-batches, gradients must be cleared
+    before, see `accumulate_gradients`.
+
+    Args:
+        losses: returns the means over a batch by name, including "loss", which has a gradient.
+        batch: the batch; its method ``split`` returns micro-batches.
+        count: returns the number of real steps of a micro-batch, a scalar.
+        steps: number of micro-batches.
+        ranks: process group.
+        program: computes losses and gradients as one program, or returns None if it cannot. It is neither
+            used for micro-batches nor with several processes. None to run their operations one by one.
+    """
+    if steps > 1:
+        return accumulate_gradients(losses, batch.split(steps), count, ranks), None
+    computed = program(batch) if program is not None and ranks.world_size == 1 else None
+    return computed or (losses(batch), None)
 
 
 def accumulate_gradients(

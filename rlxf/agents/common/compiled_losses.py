@@ -6,26 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlxf.agents.common.accumulation import Losses
-from rlxf.agents.common.captured_function import supports_graphs
+from rlxf.agents.common.accumulation import GradientSetter, Losses
 from rlxf.agents.common.compiled_function import EQUAL_RESULTS
 from rlxf.agents.common.gradient_programs import (
     CapturedGradients,
     CompiledGradients,
     GradientProgram,
     Gradients,
-    GradientSetter,
     LossFunction,
 )
-from rlxf.agents.common.module_tree import ModuleTree
+from rlxf.agents.common.module_tree import ModulePrograms
 from rlxf.attention import Transformer
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.kernels.base import AttentionKernel
 from rlxf.utils.errors import CompilationError
-from rlxf.utils.warnings import warn_user
 
 
-class CompiledLosses:
+class CompiledLosses(ModulePrograms[GradientProgram]):
     """Losses and gradients of batches, compiled at the first batch of each layout.
 
     An update of a small network takes longer to launch its operations than to compute them. Here, one call
@@ -41,17 +38,7 @@ class CompiledLosses:
 
     Args:
         device_type: type of the device, "cpu" or "cuda"; batches on others have no program.
-
-    Attributes:
-        is_usable: False once the losses could not be compiled.
     """
-
-    def __init__(self, device_type: str):
-        self.device_type = device_type
-        self._programs: dict[Hashable, GradientProgram] = {}
-        self._modules: ModuleTree | None = None
-        self._warned_of: set[str] = set()
-        self.is_usable = True
 
     def __call__(
         self,
@@ -87,35 +74,20 @@ class CompiledLosses:
             return None
 
     def _has_hooks(self, model: nn.Module) -> bool:
-        """Return whether the model has hooks, and warn once. Discard programs of replaced modules."""
-        if self._modules is None or not self._modules.is_current:
-            self._modules = ModuleTree(model)
-            self._programs.clear()
-        patch = self._modules.find_patch() or self._modules.find_gradient_hook()
+        """Return whether the model has hooks, and warn once."""
+        modules = self._current_modules(model)
+        patch = modules.find_patch() or modules.find_gradient_hook()
         if patch is not None:
             self._warn(f"{patch}, which a program would not call")
         return patch is not None
 
-    def _warn(self, reason: str, effect: str = "") -> None:
-        """Warn that updates are not compiled, once for each reason."""
-        if reason not in self._warned_of:
-            self._warned_of.add(reason)
-            graphs = self._captures
-            form, option = ("captured as CUDA graphs", "cuda_graphs") if graphs else ("compiled", "compile")
-            warn_user(
-                f"updates are not {form}, because {reason}; torch runs their operations one by one{effect}, "
-                f"which takes longer for small networks; {option}=False has the same effect without this "
-                f"warning"
-            )
-
-    def __reduce__(self) -> Any:
-        """Copy and pickle this object without its programs, which are compiled again."""
-        return CompiledLosses, (self.device_type,)
-
-    @property
-    def _captures(self) -> bool:
-        """True if kernels of the device can be captured."""
-        return supports_graphs(torch.device(self.device_type))
+    def _message(self, reason: str, effect: str) -> str:
+        graphs = self._captures
+        form, option = ("captured as CUDA graphs", "cuda_graphs") if graphs else ("compiled", "compile")
+        return (
+            f"updates are not {form}, because {reason}; torch runs their operations one by one{effect}, "
+            f"which takes longer for small networks; {option}=False has the same effect without this warning"
+        )
 
     def _compiled(
         self,

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from rlxf.envs.step_checks import check_casts, check_finite, check_shapes, range_fault, warn_outside
+from rlxf.envs.batch_checks import check_casts, check_finite, check_shapes, warn_outside
+from rlxf.envs.step_checks import range_fault
 from rlxf.envs.wrapper_state import vec_wrappers
 from rlxf.utils.errors import FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user

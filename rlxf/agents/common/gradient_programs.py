@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from rlxf.agents.common.accumulation import Losses
+from rlxf.agents.common.accumulation import GradientSetter, Losses
 from rlxf.agents.common.captured_function import capture, foreach_copy
 from rlxf.agents.common.compiled_function import CompiledFunction, ModuleTensors
 from rlxf.attention.token_index import is_recording
@@ -21,8 +21,6 @@ from rlxf.utils.errors import CompilationError
 
 LossFunction = Callable[[Mapping[str, Tensor]], Losses]
 """Returns scalar losses by name, "loss" among them, for tensors by name."""
-GradientSetter = Callable[[], None]
-"""Sets the gradients of all parameters."""
 READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 """Methods whose results torch.fx takes for constants; it refuses ``item``, ``int`` and ``bool`` by itself."""
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlxf.agents.common.accumulation import Losses
+from rlxf.agents.common.accumulation import GradientSetter, Losses
 from rlxf.agents.common.compiled_losses import CompiledLosses, check_transformer, structure_of
-from rlxf.agents.common.gradient_programs import GradientSetter, LossFunction
+from rlxf.agents.common.gradient_programs import LossFunction
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBatch

@@ -20,6 +20,11 @@ from rlxf.utils.checks import check_bool
 
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
 """Hyperparameters that may be schedules."""
+SB3_ARGUMENTS = (
+    *("learning_rate", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "use_sde"),
+    *("sde_sample_freq", "stats_window_size", "verbose", "seed"),
+)
+"""Hyperparameters that are also arguments of SB3's ``OnPolicyAlgorithm``, without the steps of a rollout."""
 SIZES = ("n_steps", "batch_size", "segment_length", "n_epochs", "n_envs", "stats_window_size")
 NUMBERS: dict[str, Rule] = {
     **dict.fromkeys(SIZES, whole(1)),
@@ -108,6 +113,11 @@ class PPOConfig:
     def from_arguments(cls, arguments: Mapping[str, Any]) -> "PPOConfig":
         """Take the configuration from the arguments of a function; further arguments are ignored."""
         return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+
+    @property
+    def sb3_arguments(self) -> dict[str, Any]:
+        """Values of `SB3_ARGUMENTS`."""
+        return {name: getattr(self, name) for name in SB3_ARGUMENTS}
 
     @property
     def minibatch_size(self) -> int:

@@ -7,6 +7,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.cores import check_state, check_token_by_token
+from rlxf.agents.gtrxl.config import PPOConfig
 from rlxf.attention import XL, GRUGate, TransformerSpec, Window, XLRelative
 from rlxf.attention.memory.base import NoMemory
 from rlxf.attention.residuals.base import Residual
@@ -69,6 +70,25 @@ def resolve_core(core: TransformerSpec | None, memory_length: int | None) -> Tra
     _check_core(core)
     if memory_length is not None:
         _check_memory_length(memory_length, core)
+    return core
+
+
+def trained_core(
+    core: TransformerSpec | None, memory_length: int | None, config: PPOConfig
+) -> TransformerSpec:
+    """Return `resolve_core`, after checks of the core with the hyperparameters of its training.
+
+    Raises:
+        ValueError: as `resolve_core`, or if a chosen memory across episodes, or the recomputation of the
+            memory, is not possible with the core.
+        TypeError: as `resolve_core`.
+    """
+    core = resolve_core(core, memory_length)
+    warn_of_untrained_memory(core, config.segment_length)
+    if config.persist_memory_across_episodes:
+        check_unlimited_positions(core)
+    if config.recompute_memory:
+        check_recomputable(core)
     return core
 
 

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.captured_function import CapturedFunction, supports_graphs
 from rlxf.agents.common.compiled_function import EQUAL_RESULTS, CompiledFunction, trace
-from rlxf.agents.common.module_tree import ModuleTree
+from rlxf.agents.common.module_tree import ModulePrograms
 from rlxf.agents.gtrxl.observations import as_step_input, map_obs, obs_tensors
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.linear import FORWARD_HOOKS
 from rlxf.attention.token_index import TokenIndex, is_tracing
 from rlxf.utils.errors import CompilationError
-from rlxf.utils.warnings import warn_user
 
 if TYPE_CHECKING:
     from rlxf.agents.gtrxl.policy import GTrXLPolicy
@@ -56,7 +55,7 @@ def eager_step(
     return NetworkOutputs(tokens, *policy.transformer.step(tokens, index, cache))
 
 
-class CompiledStep:
+class CompiledStep(ModulePrograms["_CompiledFor"]):
     """Step that is compiled at its first call for each number of environments and dtype of observations.
 
     On a GPU, the step is captured as a CUDA graph instead. Outputs differ from those of `eager_step` by
@@ -71,12 +70,8 @@ class CompiledStep:
         device_type: type of the device, "cpu" or "cuda".
     """
 
-    def __init__(self, device_type: str):
-        self._steps: dict[tuple[Any, ...], _CompiledFor] = {}
-        self._modules: ModuleTree | None = None
-        self._is_usable = True
-        self._warned_of: set[str] = set()
-        self.device_type = device_type
+    skipped = HEADS
+    hooks = FORWARD_HOOKS
 
     def __call__(
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
@@ -88,7 +83,7 @@ class CompiledStep:
                 reason.
         """
         moved = policy.device.type != self.device_type
-        if is_tracing() or policy.training or moved or not self._is_usable:
+        if is_tracing() or policy.training or moved or not self.is_usable:
             return eager_step(policy, obs, action, index, cache)
         obs = map_obs(as_step_input, obs)
         step = self._step_for(policy, obs, action, index, cache) or eager_step
@@ -98,34 +93,23 @@ class CompiledStep:
         self, policy: "GTrXLPolicy", obs: PyTorchObs, action: Tensor, index: TokenIndex, cache: KVCache
     ) -> "_CompiledFor | None":
         """Return the compiled step for these shapes and dtypes; None if it cannot be compiled."""
-        if self._modules is None or not self._modules.is_current:
-            self._modules = ModuleTree(policy, HEADS, FORWARD_HOOKS)
-            self._steps.clear()
-        if (patch := self._modules.find_patch()) is not None:
-            self._warn(policy, f"{patch}, which a compiled step would not call")
+        if (patch := self._current_modules(policy).find_patch()) is not None:
+            self._warn(f"{patch}, which a compiled step would not call")
             return None
         layout = (*((tuple(x.shape), x.dtype) for x in obs_tensors(obs)), tuple(cache.index.shape))
-        if layout not in self._steps:
+        if layout not in self._programs:
             try:
-                self._steps[layout] = _CompiledFor(policy, obs, action, index, cache)
+                self._programs[layout] = _CompiledFor(policy, obs, action, index, cache)
             except CompilationError as error:
-                self._is_usable = False
-                self._warn(policy, str(error), EQUAL_RESULTS)
-        return self._steps.get(layout)
+                self.is_usable = False
+                self._warn(str(error), EQUAL_RESULTS)
+        return self._programs.get(layout)
 
-    def _warn(self, policy: "GTrXLPolicy", reason: str, effect: str = "") -> None:
-        """Warn that the step is not compiled, once for each reason."""
-        if reason not in self._warned_of:
-            self._warned_of.add(reason)
-            form = "captured as a CUDA graph" if supports_graphs(policy.device) else "compiled"
-            warn_user(
-                f"the acting step is not {form}, because {reason}; torch runs its operations one by one"
-                f"{effect}"
-            )
-
-    def __reduce__(self) -> Any:
-        """Copy and pickle this object without its steps, which are compiled again."""
-        return CompiledStep, (self.device_type,)
+    def _message(self, reason: str, effect: str) -> str:
+        form = "captured as a CUDA graph" if self._captures else "compiled"
+        return (
+            f"the acting step is not {form}, because {reason}; torch runs its operations one by one{effect}"
+        )
 
 
 class _CompiledFor:

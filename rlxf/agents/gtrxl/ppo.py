@@ -24,12 +24,7 @@ from rlxf.agents.common.numerics import check_parameters, numerical_error_contex
 from rlxf.agents.common.precision import Precision, check_precision
 from rlxf.agents.common.training_env import as_training_env, warn_of_ignored_n_envs
 from rlxf.agents.gtrxl.config import PPOConfig
-from rlxf.agents.gtrxl.core import (
-    check_recomputable,
-    check_unlimited_positions,
-    resolve_core,
-    warn_of_untrained_memory,
-)
+from rlxf.agents.gtrxl.core import trained_core
 from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
 from rlxf.agents.gtrxl.distillation import Actor, DistillationTraining
 from rlxf.agents.gtrxl.losses import PPOLoss, normalize_advantages
@@ -225,12 +220,7 @@ class GTrXLPPO(TrainingLoop):
         check_precision(precision, get_device(device))
         if env is None and _init_setup_model:
             raise ValueError("env is None: pass a Gymnasium id, an environment, a VecEnv or a VectorEnv")
-        self.core = resolve_core(core, memory_length)
-        warn_of_untrained_memory(self.core, config.segment_length)
-        if persist_memory_across_episodes:
-            check_unlimited_positions(self.core)
-        if recompute_memory:
-            check_recomputable(self.core)
+        self.core = trained_core(core, memory_length, config)
         vars(self).update(vars(config), batch_size=config.minibatch_size)
         self._chosen_n_steps = config.n_steps
         torch.set_flush_denormal(True)
@@ -243,20 +233,10 @@ class GTrXLPPO(TrainingLoop):
         super().__init__(
             policy,  # type: ignore[arg-type]  # SB3 annotates its own actor-critic policy
             training_env,
-            learning_rate=config.learning_rate,
             n_steps=config.steps_per_env(training_env),
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            ent_coef=config.ent_coef,  # type: ignore[arg-type]  # SB3 annotates a float; schedules also work
-            vf_coef=config.vf_coef,
-            max_grad_norm=config.max_grad_norm,
-            use_sde=config.use_sde,
-            sde_sample_freq=config.sde_sample_freq,
-            stats_window_size=config.stats_window_size,
+            **config.sb3_arguments,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
-            verbose=config.verbose,
-            seed=config.seed,
             device=device,
             _init_setup_model=_init_setup_model,
         )

@@ -12,8 +12,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor, nn
 
-from rlxf.agents.common.accumulation import Losses, accumulate_gradients
-from rlxf.agents.common.gradient_programs import GradientSetter
+from rlxf.agents.common.accumulation import GradientSetter, Losses, losses_of_batch
 from rlxf.agents.common.numerics import clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses
 from rlxf.agents.gtrxl.losses import PPOLoss
@@ -37,8 +36,8 @@ class PolicyUpdate:
         coefficients: coefficients of the objective, to be reported with the metrics.
         accumulation_steps: number of micro-batches into which each minibatch is divided.
         ranks: the process group; each process has a part of a minibatch, and all stop together.
-        compiled: computes losses and gradients as one program; None to run their operations one by one,
-            as for micro-batches and for several processes.
+        compiled: computes losses and gradients of a minibatch as one program, see `losses_of_batch`; None to
+            run their operations one by one.
     """
 
     policy: GTrXLPolicy
@@ -48,7 +47,7 @@ class PolicyUpdate:
     coefficients: Mapping[str, float] = field(default_factory=dict)
     accumulation_steps: int = 1
     ranks: ProcessGroup = field(default_factory=process_group)
-    compiled: CompiledPPOLosses | None = None
+    compiled: Callable[[Any], tuple[Losses, GradientSetter] | None] | None = None
     _set_gradients: GradientSetter | None = field(default=None, init=False)
     _parameters: Sequence[nn.Parameter] = field(init=False)
     _metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list), init=False)
@@ -76,7 +75,7 @@ class PolicyUpdate:
         self._record(parts)
         if self.target_kl is not None and parts["approx_kl"] > 1.5 * self.target_kl:
             self.policy.transformer.skip_update()
-            self._discard_accumulated()
+            self._clear_accumulated()
             return False
         with naming_output_faults(partial(self.objective, self.policy, batch)):
             self._step(parts)
@@ -93,24 +92,22 @@ class PolicyUpdate:
 
     def _losses(self, batch: Any) -> Losses:
         """Return the losses of a minibatch, with the gradients of all its micro-batches but the last."""
-        objective = partial(self.objective, self.policy)
-        if self.accumulation_steps == 1:
-            losses, self._set_gradients = self._compiled_losses(batch) or (objective(batch), None)
-            return losses
-        self._clear_gradients()
-        micro_batches = batch.split(self.accumulation_steps)
-        return accumulate_gradients(objective, micro_batches, lambda part: part.weight.sum(), self.ranks)
-
-    def _compiled_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
-        if self.compiled is None or self.ranks.world_size > 1:
-            return None
-        return self.compiled(self.policy, self.objective, batch)  # type: ignore[arg-type]  # PPO's loss
+        self._clear_accumulated()
+        losses, self._set_gradients = losses_of_batch(
+            partial(self.objective, self.policy),
+            batch,
+            lambda part: part.weight.sum(),
+            self.accumulation_steps,
+            self.ranks,
+            self.compiled,
+        )
+        return losses
 
     def _clear_gradients(self) -> None:
         self.policy.optimizer.zero_grad()
 
-    def _discard_accumulated(self) -> None:
-        """Clear the gradients of a minibatch without a step; those of the last step stay, for the log."""
+    def _clear_accumulated(self) -> None:
+        """Clear gradients to which micro-batches add; without those, the last ones stay for the log."""
         if self.accumulation_steps > 1:
             self._clear_gradients()
 
@@ -227,7 +224,7 @@ class PPOTraining(TrainingAlgorithm):
             target_kl=target_kl,
             coefficients=coefficients,
             accumulation_steps=accumulation_steps,
-            compiled=self._compiled,
+            compiled=None if self._compiled is None else partial(self._compiled, self.policy, loss),
         )
 
     def minibatches(self, buffer: SegmentBuffer, segments: int, advantages: Tensor) -> Iterable[SegmentBatch]:

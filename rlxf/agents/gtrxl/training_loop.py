@@ -147,13 +147,7 @@ class TrainingLoop(ResumableAgent):
         check_no_datastore(self.datastore, TRAINING_REASON)
         check_parameters(self.policy)
         assert self.env is not None
-        if self.persist_memory_across_episodes:
-            check_filler_rows(self.core, self.env)
-        self.check_env(self.env)
-        warn_of_unsaved_statistics(self.env)
-        sync_normalization_statistics(self.env, self.ranks)
-        self.normalized_observations = normalizes_observations(self.env, self.normalized_observations)
-        watch_processes(self.env)
+        self._prepare_envs(self.env)
         if not reset_num_timesteps:
             self._discard_changed_episodes()
         self._agree_on_reset()
@@ -162,26 +156,44 @@ class TrainingLoop(ResumableAgent):
             result = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
-            assert self._last_obs is not None
-            rows = self.ranks.row_indices(self.n_envs)
-            obs = map_obs(as_array, self._last_obs)
-            check_observations("first observation", self.env, obs, self._env_steps, rows)
+            self._check_first_observations(self.env)
         self._env_calls = count_calls(self.env)
         self._check_evaluation_envs(result[1])
         if writes_tensorboard(self.logger):
-            values = hyperparameters(
-                self.constructor_settings(),
-                algorithm=type(self).__name__,
-                policy=type(self.policy).__name__,
-                env=self.env,
-            )
-            write_hyperparameters(self.logger, values)
-            write_layout(self.logger, LOSSES)
+            self._describe_run(self.env)
         if not self.num_timesteps:  # a continued training is compared with its first episodes
             self._diagnostics = TrainingDiagnostics(self.action_space)
         if resets:
             self.collector.reset(self._last_obs)
         return result
+
+    def _prepare_envs(self, env: VecEnv) -> None:
+        """Check the environments before a training, and make their statistics equal in all processes."""
+        if self.persist_memory_across_episodes:
+            check_filler_rows(self.core, env)
+        self.check_env(env)
+        warn_of_unsaved_statistics(env)
+        sync_normalization_statistics(env, self.ranks)
+        self.normalized_observations = normalizes_observations(env, self.normalized_observations)
+        watch_processes(env)
+
+    def _check_first_observations(self, env: VecEnv) -> None:
+        """Raise FaultyEnvironmentError if an observation before the first step is invalid."""
+        assert self._last_obs is not None
+        rows = self.ranks.row_indices(self.n_envs)
+        obs = map_obs(as_array, self._last_obs)
+        check_observations("first observation", env, obs, self._env_steps, rows)
+
+    def _describe_run(self, env: VecEnv) -> None:
+        """Write the hyperparameters and the layout of charts to TensorBoard."""
+        values = hyperparameters(
+            self.constructor_settings(),
+            algorithm=type(self).__name__,
+            policy=type(self.policy).__name__,
+            env=env,
+        )
+        write_hyperparameters(self.logger, values)
+        write_layout(self.logger, LOSSES)
 
     def _check_evaluation_envs(self, callback: BaseCallback) -> None:
         """Raise ValueError if an ``EvalCallback`` would play episodes in the training environments."""

@@ -11,9 +11,9 @@ import torch
 from stable_baselines3.common.callbacks import ProgressBarCallback
 from torch import Tensor, nn
 
-from rlxf.agents.common.accumulation import Losses, accumulate_gradients
+from rlxf.agents.common.accumulation import GradientSetter, Losses, losses_of_batch
 from rlxf.agents.common.compiled_losses import CompiledLosses, structure_of
-from rlxf.agents.common.gradient_programs import GradientSetter, LossFunction
+from rlxf.agents.common.gradient_programs import LossFunction
 from rlxf.agents.common.numerics import clip_grad_norm_checked, naming_output_faults
 from rlxf.agents.offline.model import OfflineModel
 from rlxf.agents.offline.weight_averaging import WeightAverage
@@ -37,8 +37,8 @@ class OfflineUpdate:
         average: average of the weights of the model; None for none.
         accumulation_steps: number of micro-batches into which each batch is divided.
         ranks: process group of data-parallel training; each rank processes its part of a batch.
-        compiled: computes losses and gradients as one program; None to run their operations one by one,
-            as for micro-batches and for several processes.
+        compiled: computes losses and gradients as one program, see `losses_of_batch`; None to run their
+            operations one by one.
     """
 
     resumable: ClassVar[bool] = True
@@ -115,18 +115,16 @@ class OfflineUpdate:
     def _accumulate(self, batch: Any) -> dict[str, Tensor]:
         """Return `losses`, with the gradients of all micro-batches but the last."""
         self.clear_gradients()
-        if self.accumulation_steps == 1:
-            losses, self._set_gradients = self._compiled_losses(batch) or (self.losses(batch), None)
-            return losses
-        micro_batches = batch.split(self.accumulation_steps)
-        return accumulate_gradients(self.losses, micro_batches, self.loss_count, self.ranks)
+        program = None if self.compiled is None else partial(self._compiled_losses, self.compiled)
+        losses, self._set_gradients = losses_of_batch(
+            self.losses, batch, self.loss_count, self.accumulation_steps, self.ranks, program
+        )
+        return losses
 
-    def _compiled_losses(self, batch: Any) -> tuple[Losses, GradientSetter] | None:
-        if self.compiled is None or self.ranks.world_size > 1:
-            return None
+    def _compiled_losses(self, compiled: CompiledLosses, batch: Any) -> tuple[Losses, GradientSetter] | None:
         make = partial(self._loss_function, batch)
         settings = self.trained.capture_settings()
-        return self.compiled(self.trained, named_tensors(batch, skipped=()), make, settings)
+        return compiled(self.trained, named_tensors(batch, skipped=()), make, settings)
 
     def _loss_function(self, batch: Any) -> LossFunction:
         """Return `losses` as a function of the tensors of a batch by name."""

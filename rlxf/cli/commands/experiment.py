@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from rlxf.cli.job_options import check_same, needs_trust, read_settings, with_absolute_paths
+from rlxf.cli.job_options import check_same, make_job, read_settings, with_absolute_paths
 from rlxf.cli.options import Command, check_counts, options
 from rlxf.experiments.columns import listed
 from rlxf.utils.warnings import warn_user
@@ -106,13 +106,8 @@ class Experiment(Command):
         return folder if self.scheduler is None else folder.absolute()
 
     def _job(self, cell: "Cell", options: dict[str, Any]) -> "Job":
-        from rlxf.cli.config_file import to_arguments
-        from rlxf.experiments.jobs import Job
-        from rlxf.training.serialization import dump_json
-
-        arguments = (*to_arguments(with_absolute_paths(cell.settings)), "--seed", str(cell.seed))
-        trusted, written = needs_trust(options), dump_json(options).decode()
-        return Job(str(self.folder / cell.name), cell.command, arguments, trusted, self.threads, written)
+        settings = {**with_absolute_paths(cell.settings), "seed": cell.seed}
+        return make_job(self.folder / cell.name, cell.command, settings, options, self.threads)
 
     def _read_options(self, plan: "Plan") -> dict[tuple[str, str], dict[str, Any]]:
         """Return (task, agent) -> options of its runs; raise PlanError if they are invalid.

@@ -287,10 +287,10 @@ def test_a_policy_with_a_compiled_step_can_be_pickled(monkeypatch):
     monkeypatch.setattr(network_step, "CompiledFunction", compiled)
     agent = agent_of(compile=True)
     expected = actions(agent)
-    assert agent.policy.network_step._steps
+    assert agent.policy.network_step._programs
     agent.policy = pickle.loads(pickle.dumps(agent.policy))  # noqa: S301
     assert isinstance(agent.policy.network_step, CompiledStep)
-    assert not agent.policy.network_step._steps
+    assert not agent.policy.network_step._programs
     np.testing.assert_array_equal(actions(agent), expected)
 
 
@@ -318,7 +318,7 @@ def test_compiled_steps_read_the_present_weights(compiled_agent):
     assert largest_difference(compiled_agent, step) < 1e-5
     compiled_agent.policy.token.weight = torch.nn.Parameter(2 * compiled_agent.policy.token.weight.detach())
     assert largest_difference(compiled_agent, step) < 1e-5
-    assert len(step._steps) == 1
+    assert len(step._programs) == 1
 
 
 def check_small_parameters(agent):
@@ -328,7 +328,7 @@ def check_small_parameters(agent):
     with torch.no_grad():
         for parameter in agent.policy.transformer.parameters():
             parameter += 0.5
-    assert step._steps
+    assert step._programs
     assert largest_difference(agent, step) < 1e-5
 
 
@@ -373,7 +373,7 @@ def test_predict_and_rollouts_use_the_compiled_step(compiled_agent, monkeypatch)
     pickled = pickle.dumps(compiled_agent.policy)
     for copied in (deepcopy(compiled_agent.policy), pickle.loads(pickled)):  # noqa: S301
         assert isinstance(copied.network_step, CompiledStep)
-        assert not copied.network_step._steps
+        assert not copied.network_step._programs
     compiled_actions = actions(compiled_agent)
     monkeypatch.setattr(network_step, "eager_step", None)
     np.testing.assert_array_equal(actions(compiled_agent), compiled_actions)

@@ -18,9 +18,8 @@ from rlxf.attention import (
 )
 from rlxf.attention.inspection import attention_weights
 from rlxf.attention.memory.compression import COMPRESSIONS
-from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close
-from tests.attention.passes import act, learn
+from tests.attention.passes import act, assert_attention_equals, learn
 from tests.attention.specs import DEFAULT, new_model, shared_model
 from tests.attention.worlds import ANYWHERE, numbers, random_index, random_segment, segmented_index
 
@@ -63,15 +62,7 @@ def test_state_contains_all_tokens_visible_to_the_next_token(memory):
 def test_attention_equals_reference_loop(method, drawn):
     index, _ = drawn
     spec = replace(DEFAULT, layers=1, memory=replace(MEMORY, method=method))
-    model, run, results = shared_model(spec), random_segment(spec, index), []
-    block = model.blocks[0]
-    hook = block.attention.register_forward_hook(lambda module, inputs, y: results.append(y))
-    model.encode(run.x, index)
-    hook.remove()
-    for b in range(len(run.x)):
-        for t in range(run.length):
-            if index.episode[b, t] != EMPTY:
-                close(results[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
+    assert_attention_equals(shared_model(spec), random_segment(spec, index), slow_attention)
 
 
 def slow_attention(block, x: Tensor, index: TokenIndex, t: int) -> Tensor:

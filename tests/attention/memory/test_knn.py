@@ -25,7 +25,7 @@ from rlxf.attention.memory import knn_attention as knn_attention
 from rlxf.attention.memory.knn_attention import SEARCH_FUNCTIONS
 from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import close
-from tests.attention.passes import act, assert_close_for_dtype, learn
+from tests.attention.passes import act, assert_attention_equals, assert_close_for_dtype, learn
 from tests.attention.specs import DEFAULT, new_model, shared_model
 from tests.attention.worlds import ANYWHERE, numbers, random_segment, segmented_index
 
@@ -38,15 +38,7 @@ ALONE = replace(SPEC, layers=1)
 @settings(max_examples=15)
 def test_attention_equals_reference_loop(drawn):
     index, _ = drawn
-    model, run, outputs = shared_model(ALONE), random_segment(ALONE, index), []
-    block = model.blocks[0]
-    hook = block.attention.register_forward_hook(lambda module, inputs, y: outputs.append(y))
-    model.encode(run.x, index)
-    hook.remove()
-    for b in range(len(run.x)):
-        for t in range(run.length):
-            if index.episode[b, t] != EMPTY:
-                close(outputs[0][b, t], slow_attention(block, run.x[b], index.rows(torch.tensor([b])), t))
+    assert_attention_equals(shared_model(ALONE), random_segment(ALONE, index), slow_attention)
 
 
 def slow_attention(block, x: Tensor, index: TokenIndex, t: int) -> Tensor:
