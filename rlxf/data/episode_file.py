@@ -15,7 +15,7 @@ from PIL import Image
 
 from rlxf.data.dataset_source import Source
 from rlxf.data.dataset_validation import DAMAGE, raise_if_inaccessible
-from rlxf.data.hdf5_nodes import LocalGroup, chunk_bytes
+from rlxf.data.hdf5_nodes import LocalGroup, chunk_bytes, read_rows
 from rlxf.data.spaces import is_text, parts_of
 from rlxf.utils.errors import DatasetError
 from rlxf.utils.memory_budget import MemoryBudgetError, check_budget
@@ -120,7 +120,7 @@ class EpisodeFile:
     def rewards(self, episode: int) -> NDArray[np.float64]:
         """Return the rewards of an episode, (T,); check their sum if the file has ``rewards_sum``."""
         with self._group(episode) as group:
-            rewards = np.asarray(group["rewards"][()], np.float64).reshape(-1)
+            rewards = np.asarray(_read_all(group["rewards"]), np.float64).reshape(-1)
             stated = float(group.number("rewards_sum", np.nan))
         total = rewards.sum()
         tolerance = SUM_TOLERANCE * (1 + np.abs(rewards).sum())
@@ -131,7 +131,7 @@ class EpisodeFile:
     def ending(self, episode: int) -> tuple[bool, bool]:
         """Return the terminated and truncated flags of the last step; the earlier flags must be False."""
         with self._group(episode) as group:
-            ends = [np.asarray(group[name][()]).reshape(-1).astype(bool) for name in END_FLAGS]
+            ends = [_read_all(group[name]).reshape(-1).astype(bool) for name in END_FLAGS]
         for name, each in zip(END_FLAGS, ends, strict=True):
             if each[:-1].any():
                 raise self._mistake(
@@ -157,7 +157,7 @@ class EpisodeFile:
     def actions(self, episode: int, start: int, stop: int) -> Any:
         """Return the actions of these steps, (n, ...)."""
         with self._group(episode) as group:
-            return group["actions"][start:stop]
+            return read_rows(group["actions"], start, stop)
 
     @contextmanager
     def _group(self, episode: int) -> Iterator[LocalGroup]:
@@ -216,7 +216,15 @@ def _read(node: Any, space: spaces.Space[Any], steps: slice, decode: _Decode | N
         return values if isinstance(space, spaces.Dict) else tuple(values.values())
     if is_text(space):
         return None
-    return decode(node, steps, space) if decode and is_image_space(space) else node[steps]
+    return (
+        decode(node, steps, space)
+        if decode and is_image_space(space)
+        else read_rows(node, steps.start, steps.stop)
+    )
+
+
+def _read_all(array: h5py.Dataset) -> NDArray[Any]:
+    return read_rows(array, 0, len(array))
 
 
 def _stored_parts(space: spaces.Dict | spaces.Tuple) -> dict[str, spaces.Space[Any]]:
@@ -284,12 +292,12 @@ def _array_mismatch(node: Any, space: spaces.Space[Any], jpeg: bool) -> str | No
 
 
 def _array_fault(array: h5py.Dataset, space: spaces.Space[Any]) -> str | None:
-    rows = array.shape[1:]
+    rows, dtype = array.shape[1:], array.dtype  # h5py builds both for each access
     is_choice = isinstance(space, spaces.Discrete) and rows == (1,)
     if rows != space.shape and not is_choice:
         return f"have rows of shape {rows}, but the metadata state {space.shape} ({space})"
-    if array.dtype.kind not in "biuf" or not _castable(array.dtype, space.dtype):
-        return f"are of {array.dtype}, but the metadata state {space.dtype} ({space})"
+    if dtype.kind not in "biuf" or not _castable(dtype, space.dtype):
+        return f"are of {dtype}, but the metadata state {space.dtype} ({space})"
     return None
 
 

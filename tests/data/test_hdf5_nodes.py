@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlxf.data import hdf5_nodes, load_trajectories
-from rlxf.data.hdf5_nodes import LocalGroup
+from rlxf.data.hdf5_nodes import LocalGroup, read_rows
 from tests.datasets import ID, record_random
 
 
@@ -62,3 +62,22 @@ def test_a_conversion_opens_each_node_twice(minari_root, monkeypatch):
     counts = Counter(names)
     assert len(counts) == 2 + 2 * 5
     assert set(counts.values()) == {2}
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "<i8", ">i4", "<f2", "<f4", ">f8"])
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 3), (7, 2, 4, 3), (7, 0)])
+@pytest.mark.parametrize("storage", [{}, {"chunks": True, "compression": "gzip"}])
+def test_rows_are_those_of_h5py(file, dtype, shape, storage):
+    values = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    array = file.create_dataset("array", data=values, **(storage if values.size else {}))
+    for start, stop in [(0, 7), (0, 1), (2, 5), (6, 7), (3, 3)]:
+        rows, expected = read_rows(array, start, stop), array[start:stop]
+        assert (rows.dtype, rows.shape) == (expected.dtype, expected.shape)
+        assert np.array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("value", [np.int64(5), np.float32(0.25), np.uint8(255), np.True_])
+def test_number_is_the_attribute(file, value):
+    file.attrs["value"] = value
+    number = LocalGroup(file).number("value", 0)
+    assert (number, number.dtype) == (value, value.dtype)
