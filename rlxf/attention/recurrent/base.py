@@ -260,11 +260,11 @@ class Recurrence(Technique, ABC):
 
 
 def all_within(x: Tensor, most: float) -> bool:
-    """Return True if all values are finite and not larger than ``most``; one operation on the device.
+    """Return True if all values are finite and their absolute values are not larger than ``most``.
 
     Integers and booleans, e.g. masks of memory states, always are. While `is_tracing`, the result is True.
     """
     if is_tracing() or not x.is_floating_point():
         return True
-    peak = torch.linalg.vector_norm(x, math.inf).item() if x.numel() else 0.0
+    peak = x.abs().amax().item() if x.numel() else 0.0  # vector_norm(x, inf) takes 20 times as long on a CPU
     return peak <= most and peak < math.inf

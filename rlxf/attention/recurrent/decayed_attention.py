@@ -40,7 +40,9 @@ def decayed_attention(
     pairs, carry = chunks.pair_decays(), chunks.state_decays()
     added = (k * pairs[..., -1, :, :]).mT @ v
     states = linear_scan(carry[..., -1, :, None], added, state)
-    before = torch.cat([state[:, None], states[:, :-1]], dim=1)
+    before = state[:, None]
+    if states.shape[1] > 1:  # else a copy of the state would take as long as the products
+        before = torch.cat([before, states[:, :-1]], dim=1)
     y = _scores(q, k, pairs) @ v + (q * carry) @ before
     return from_chunks(y, length).to(dtype), states[:, -1]
 

@@ -109,9 +109,10 @@ def _scan(decay: Tensor, x: Tensor, state: Tensor, method: _Method) -> Tensor:
     """Return h_1 ... h_T of `linear_scan`: in parallel within blocks, then from block to block."""
     length = x.shape[1]
     product = method.product
-    x = torch.cat([x[:, :1] + product(state, decay[:, 0])[:, None], x[:, 1:]], dim=1)
+    first = x[:, :1] + product(state, decay[:, 0])[:, None]
     if length == 1:
-        return x
+        return first
+    x = torch.cat([first, x[:, 1:]], dim=1)
     size = min(length, BLOCK)
     decay, x = (_pad_time(each, -(-length // size) * size).unflatten(1, (-1, size)) for each in (decay, x))
     shift = 1
@@ -177,13 +178,16 @@ def causal_windows(x: Tensor, runs: EpisodeRuns, window: Tensor, taps: int) -> t
     chain = [latest]
     for _ in range(taps - 1):
         chain.append(torch.where(chain[-1] < 0, -1, before.gather(1, chain[-1].clamp(min=0))))
-    shifted = [_gather_in_episode(padded, slot, number) for slot in reversed(chain)]
-    last = torch.cat([window[:, :0], *(values[:, -1:] for values in shifted[1:])], dim=1)
-    return [values[:, start:] for values in shifted], last
+    inputs = [_gather_in_episode(padded, slot[:, start:], number) for slot in reversed(chain)]
+    last = torch.cat([window[:, :0], *(values[:, -1:] for values in inputs[1:])], dim=1)
+    return inputs, last
 
 
 def _gather_in_episode(x: Tensor, slot: Tensor, number: Tensor) -> Tensor:
-    """Gather x (B, S, C) at slots (B, S); 0 where the slot is negative or belongs to another episode."""
+    """Gather x (B, S, C) for the last T slots, at the slots (B, T) in place of each.
+
+    The result (B, T, C) is 0 where the slot is negative or belongs to another episode.
+    """
     source = slot.clamp(min=0)
-    same = (slot >= 0) & (number.gather(1, source) == number)
-    return x.gather(1, source[..., None].expand_as(x)) * unsqueeze_like(same, x)
+    same = (slot >= 0) & (number.gather(1, source) == number[:, -slot.shape[1] :])
+    return x.gather(1, source[..., None].expand(-1, -1, x.shape[2])) * unsqueeze_like(same, x)

@@ -7,7 +7,13 @@ import torch
 
 from rlxf.attention import SHM, DeltaNet, TransformerSpec, Window
 from rlxf.attention.parameter_checks import parameter_fault
-from rlxf.attention.recurrent.base import LARGEST_GAIN, LARGEST_LOG_GAIN, EpisodeRuns, RecurrentMixer
+from rlxf.attention.recurrent.base import (
+    LARGEST_GAIN,
+    LARGEST_LOG_GAIN,
+    EpisodeRuns,
+    RecurrentMixer,
+    all_within,
+)
 from rlxf.attention.recurrent.heads import unit_norm
 from rlxf.attention.recurrent.lru import LRU, MAX_RADIUS
 from rlxf.attention.token_index import EMPTY, TokenIndex
@@ -244,3 +250,24 @@ def test_a_state_of_delta_rules_is_bounded_in_bfloat16():
             tokens = token.bfloat16().expand(1, SEGMENT, 32)
             _, state = model(tokens, TokenIndex.range(1, SEGMENT, start), state)
     assert state.recurrent.passes[0]["state"].abs().max() < 10
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "within"),
+    [
+        *((2.0, 2.0, True), (-2.0, 2.0, True), (3e38, math.inf, True), (0.0, math.inf, True)),
+        *((2.1, 2.0, False), (-2.1, 2.0, False)),
+        *((math.nan, math.inf, False), (math.inf, math.inf, False), (-math.inf, math.inf, False)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_value_decides_whether_all_are_within_a_bound(value, most, within, dtype):
+    x = torch.zeros(3, 5, 40, dtype=dtype)
+    x[1, 4, 39] = value
+    assert all_within(x, most) is within
+    assert all_within(x.mT, most) is within
+
+
+def test_all_of_no_values_and_of_integers_are_within_any_bound():
+    assert all_within(torch.empty(0, 3), 0.0)
+    assert all_within(torch.full((3,), 5), 1.0)
