@@ -225,3 +225,12 @@ def test_each_public_name_has_a_module():
 def test_misspelt_public_name_is_reported_with_the_valid_ones():
     with pytest.raises(AttributeError, match=r"'GTrXLPPPO'; its public names are .*GTrXLPPO"):
         rlxf.GTrXLPPPO  # noqa: B018
+
+
+def test_classes_of_spaces_have_no_parameters_at_run_time():
+    """Box, Discrete and MultiDiscrete are generic in new versions of Gymnasium only; Space always is."""
+    spaces = {"Box", "Discrete", "MultiDiscrete", "MultiBinary"}
+    for path, tree in parsed("rlxf").items():
+        used = [node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
+        names = {ast.unparse(value).rpartition(".")[2] for value in used}
+        assert not names & spaces, f"{path}: write this annotation in quotation marks"

@@ -84,7 +84,8 @@ def _agent() -> str:
     stat = Path(f"/proc/{os.getppid()}/stat")
     if not stat.is_file():
         return UNKNOWN
-    return f"{socket.gethostname()} {os.getppid()} {stat.read_text().rpartition(')')[2].split()[19]}"
+    fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()  # after the name
+    return f"{socket.gethostname()} {os.getppid()} {fields[19]}"
 
 
 def init_distributed() -> None:
@@ -97,7 +98,7 @@ def init_distributed() -> None:
         ConnectionError: if other processes do not connect.
     """
     if not init_process_group().is_main:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # stays open until the process ends
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # open until the process ends
         warnings.simplefilter("ignore", UserWarning)
 
 

@@ -122,7 +122,7 @@ class ImageEncoder:
     C is 1 for images without a channel axis.
     """
 
-    space: spaces.Box[Any]
+    space: spaces.Box
     dtype: ClassVar = np.uint8
 
     @property
@@ -157,7 +157,7 @@ class ImageEncoder:
 class DiscreteEncoder:
     """Encoder of discrete values as int64 counted from 0: () for Discrete, else (D,)."""
 
-    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
+    space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     dtype: ClassVar = np.int64
 
     @property

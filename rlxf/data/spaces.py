@@ -76,7 +76,7 @@ def encoded_width(space: Space) -> int:
     return sum(spaces.flatdim(leaf) for _, leaf in leaves(space) if not is_text(leaf))
 
 
-def channels_first(space: spaces.Box[Any], images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def channels_first(space: spaces.Box, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return images (n, ...) of an image space as (n, C, H, W); C is 1 for images without a channel axis.
 
     As in Stable-Baselines3, the smallest of three axes is the channel axis.
@@ -86,7 +86,7 @@ def channels_first(space: spaces.Box[Any], images: NDArray[np.uint8]) -> NDArray
     return images if is_image_space_channels_first(space) else np.moveaxis(images, -1, 1)
 
 
-def image_shape(space: spaces.Box[Any]) -> tuple[int, ...]:
+def image_shape(space: spaces.Box) -> tuple[int, ...]:
     """Return the shape (C, H, W) of the images of a space, with channels first."""
     return channels_first(space, np.empty((1, *space.shape), np.uint8)).shape[1:]
 
@@ -130,7 +130,7 @@ def flatten_rows(space: spaces.Space[Any], values: Any) -> Rows:
 
 @flatten_rows.register(spaces.Box)
 @flatten_rows.register(spaces.MultiBinary)
-def _flatten_numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -> Rows:
+def _flatten_numbers(space: spaces.Box | spaces.MultiBinary, values: Any) -> Rows:
     array = np.asarray(values)
     with np.errstate(over="ignore"):  # values too large for float32 become infinite and are detected later
         rows = array.reshape(len(array), -1).astype(np.float32)
@@ -138,12 +138,12 @@ def _flatten_numbers(space: spaces.Box[Any] | spaces.MultiBinary, values: Any) -
 
 
 @flatten_rows.register(spaces.Discrete)
-def _flatten_discrete(space: spaces.Discrete[Any], values: Any) -> Rows:
+def _flatten_discrete(space: spaces.Discrete, values: Any) -> Rows:
     return _as_one_hot(discrete_indices(space, values)[:, 0], int(space.n))
 
 
 @flatten_rows.register(spaces.MultiDiscrete)
-def _flatten_multi_discrete(space: spaces.MultiDiscrete[Any], values: Any) -> Rows:
+def _flatten_multi_discrete(space: "spaces.MultiDiscrete[Any]", values: Any) -> Rows:
     columns = discrete_indices(space, values).T
     return np.concatenate(list(map(_as_one_hot, columns, space.nvec.flat)), axis=1)
 
@@ -183,18 +183,18 @@ def unflatten_rows(space: spaces.Space[Any], rows: Rows) -> Any:
 
 @unflatten_rows.register(spaces.Box)
 @unflatten_rows.register(spaces.MultiBinary)
-def _unflatten_numbers(space: spaces.Box[Any] | spaces.MultiBinary, rows: Rows) -> NDArray[Any]:
+def _unflatten_numbers(space: spaces.Box | spaces.MultiBinary, rows: Rows) -> NDArray[Any]:
     numbers = np.rint(rows * BRIGHTEST) if is_image(space) else rows
     return numbers.reshape(-1, *space.shape).astype(space.dtype)
 
 
 @unflatten_rows.register(spaces.Discrete)
-def _unflatten_discrete(space: spaces.Discrete[Any], rows: Rows) -> NDArray[Any]:
+def _unflatten_discrete(space: spaces.Discrete, rows: Rows) -> NDArray[Any]:
     return (rows.argmax(axis=1) + space.start).astype(space.dtype)
 
 
 @unflatten_rows.register(spaces.MultiDiscrete)
-def _unflatten_multi_discrete(space: spaces.MultiDiscrete[Any], rows: Rows) -> NDArray[Any]:
+def _unflatten_multi_discrete(space: spaces.MultiDiscrete, rows: Rows) -> NDArray[Any]:
     parts = np.split(rows, np.cumsum(space.nvec.ravel())[:-1], axis=1)
     choices = np.stack([part.argmax(axis=1) for part in parts], axis=1) + space.start.ravel()
     return choices.reshape(-1, *space.shape).astype(space.dtype)
@@ -210,7 +210,7 @@ def _unflatten_parts(space: spaces.Dict | spaces.Tuple, rows: Rows) -> dict[str,
 
 
 def discrete_indices(
-    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary, values: Any
+    space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary, values: Any
 ) -> NDArray[np.int64]:
     """Convert discrete values to indices counted from 0, int64 (n, D); D is 1 for Discrete.
 
@@ -242,7 +242,7 @@ TOLERANCE = 1e-4
 """Tolerance for rounding: a value may exceed a bound b by ``TOLERANCE * max(1, |b|)``."""
 
 
-def tolerant_bounds(space: spaces.Box[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def tolerant_bounds(space: spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the bounds of a Box, float64, extended by the tolerance for rounding."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     slack_low, slack_high = (TOLERANCE * np.maximum(1, np.abs(bound)) for bound in (low, high))
@@ -250,7 +250,7 @@ def tolerant_bounds(space: spaces.Box[Any]) -> tuple[NDArray[np.float64], NDArra
 
 
 def discrete_sizes(
-    space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary,
+    space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
 ) -> NDArray[np.int64]:
     """Return the number of values of each discrete component, int64 (D,); D is 1 for Discrete."""
     if isinstance(space, spaces.MultiBinary):

@@ -209,12 +209,12 @@ def _limits_of(space: spaces.Space[Any], stack: VecFrameStack | None) -> _Limits
     }
 
 
-def _boxes(space: spaces.Space[Any]) -> dict[Any, spaces.Box[Any]]:
+def _boxes(space: spaces.Space[Any]) -> dict[Any, spaces.Box]:
     """Return each Box of a Dict by its key; a space that is a Box itself has the key None."""
     return {key: part for key, part in parts_by_key(space).items() if isinstance(part, spaces.Box)}
 
 
-def _tolerant_bounds(space: spaces.Box[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _tolerant_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     low, high = tolerant_bounds(space)
     dtype = space.dtype if space.dtype.kind == "f" else np.float64
     return low.astype(dtype), high.astype(dtype)
@@ -227,7 +227,7 @@ def _in_order(bound: np.ndarray, stack: Any) -> np.ndarray:
     return np.moveaxis(frames.reshape(last.shape), -1, stack.repeat_axis)
 
 
-def is_whole_range(space: spaces.Box[Any]) -> bool:
+def is_whole_range(space: "spaces.Box[Any]") -> bool:
     """Return whether the space contains all values of its dtype, as uint8 images and unbounded spaces do."""
     if space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)

@@ -14,7 +14,7 @@ from rlxf.utils.errors import FaultyEnvironmentError
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 """Dtypes that torch does not compare."""
-Leaf = spaces.Box[Any] | spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary
+Leaf = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 
 
 class TensorChecks:

@@ -87,6 +87,7 @@ class _Reader(TomlReader):
 
     def tables(self, value: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of each table in a table."""
+        folders: dict[str, str] = {}
         for name, table in self.table(value, where).items():
             if not NAME.fullmatch(name):
                 raise self.error(
@@ -94,9 +95,16 @@ class _Reader(TomlReader):
                     f"{where}.{name}: names must have letters, digits, dots, dashes and underscores only, "
                     f"and begin with a letter or digit, because they are names of folders",
                 )
-            if name in RESULT_FILES:
+            if name.lower() in RESULT_FILES:
                 raise self.error(
                     f"{where}.{name}", f"{where}.{name}: {name} is the name of a file with results"
+                )
+            other = folders.setdefault(name.casefold(), name)
+            if other != name:
+                raise self.error(
+                    f"{where}.{name}",
+                    f"{where}.{name}: {other} is the same name in other letter case, and both would be one "
+                    f"folder on macOS and Windows: choose another name",
                 )
             yield name, self.table(table, f"{where}.{name}")
 

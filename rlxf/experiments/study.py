@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from rlxf.experiments.sweep_plan import SweepPlan
 from rlxf.utils.tables import printable
@@ -214,6 +215,7 @@ def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> Swe
         ImportError: if Optuna is not installed.
         OtherStudyError: if the study in the storage is that of another sweep.
         StorageError: if the storage cannot be used.
+        ValueError: if SQLAlchemy cannot open files in this folder.
     """
     check_optuna()
     from optuna.logging import CRITICAL, set_verbosity
@@ -222,10 +224,29 @@ def open_study(plan: SweepPlan, folder: Path, storage: str | None = None) -> Swe
     private = storage is None
     if private:
         check_database(folder / FILE)
-    url = f"sqlite:///{folder / FILE}" if storage is None else storage
+    url = _sqlite_url(folder / FILE) if storage is None else storage
     with storage_errors(url, URL_ADVICE):
         opened = _storage(url)
         return SweepStudy(plan, opened, url, _study_name(plan, opened, private), private)
+
+
+def _sqlite_url(file: Path) -> str:
+    """Return the URL with which SQLAlchemy opens an SQLite file.
+
+    In a URL, "?" begins options. SQLAlchemy decodes "%41" since version 2.1, and earlier versions do not.
+
+    Raises:
+        ValueError: if no URL names the file, which is possible before version 2.1 only.
+    """
+    from sqlalchemy import make_url
+
+    for path in (str(file), quote(str(file), safe="/ ")):
+        if make_url(f"sqlite:///{path}").database == str(file):
+            return f"sqlite:///{path}"
+    raise ValueError(
+        f"the study cannot be stored in {file}, because URLs of databases cannot contain this path: choose "
+        f'another folder with --output, without "?", or install sqlalchemy 2.1 or newer'
+    )
 
 
 def _study_name(plan: SweepPlan, storage: "BaseStorage", private: bool) -> str:

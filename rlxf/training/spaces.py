@@ -16,7 +16,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
 
 
-def _box_to_json(box: Box[Any]) -> dict[str, Any]:
+def _box_to_json(box: Box) -> dict[str, Any]:
     """Return ``{"shape", "dtype", "low", "high"}``; a bound with equal entries is stored as one number.
 
     Raises:
@@ -32,7 +32,7 @@ def _box_to_json(box: Box[Any]) -> dict[str, Any]:
     }
 
 
-def _box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box[Any]:
+def _box_from_json(shape: list[int], dtype: str, low: Any, high: Any) -> Box:
     """Build the Box that `_box_to_json` described.
 
     Raises:
@@ -182,6 +182,12 @@ def _integer(dtype: str) -> type[np.integer[Any]]:
     return np.dtype(dtype).type
 
 
+def _discrete_from_json(n: int, start: int, dtype: str) -> "Discrete[Any]":
+    """Build a Discrete; without a dtype if it is int64, the only one of Gymnasium 1.1."""
+    kind = _integer(dtype)
+    return Discrete(n, start=start) if kind is np.int64 else Discrete(n, start=start, dtype=kind)
+
+
 _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Box: _box_to_json,
     Discrete: lambda space: {"n": int(space.n), "start": int(space.start), "dtype": space.dtype.name},
@@ -202,7 +208,7 @@ _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
 """Function that returns the constructor arguments of a space as JSON, by class of the space."""
 _DECODERS: dict[str, Callable[..., Space[Any]]] = {
     "Box": _box_from_json,
-    "Discrete": lambda n, start, dtype: Discrete(n, start=start, dtype=_integer(dtype)),
+    "Discrete": _discrete_from_json,
     "MultiDiscrete": lambda nvec, start, dtype: MultiDiscrete(nvec, dtype=_integer(dtype), start=start),
     "MultiBinary": MultiBinary,
     "Text": lambda min_length, max_length, characters: Text(
@@ -238,7 +244,7 @@ def _describe_subspaces(expected: dict[Any, Space[Any]], given: dict[Any, Space[
     return "; ".join(f"in {key!r}: {difference}" for key, difference in differences.items() if difference)
 
 
-def _describe_bounds(expected: Box[Any], given: Box[Any]) -> str:
+def _describe_bounds(expected: Box, given: Box) -> str:
     same = np.isclose(expected.low, given.low) & np.isclose(expected.high, given.high)
     first = tuple(int(i) for i in np.unravel_index(np.argmin(same), expected.shape))
     bounds, given_bounds = (f"[{box.low[first]}, {box.high[first]}]" for box in (expected, given))

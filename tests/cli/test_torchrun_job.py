@@ -1,4 +1,8 @@
-"""Tests of the marker file with which a torchrun job recognizes its runs."""
+"""Tests of the marker file with which a torchrun job recognizes its runs, and of silenced processes."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +32,17 @@ def test_a_job_without_known_agents_recognizes_no_run(tmp_path):
     job = TorchrunJob("this", frozenset())
     job.mark(tmp_path)
     assert not job.started(tmp_path)
+
+
+SILENCED = r"""
+from types import SimpleNamespace
+from rlxf.cli import torchrun_job
+torchrun_job.init_process_group = lambda: SimpleNamespace(is_main=False)
+torchrun_job.init_distributed()
+print("\u2502 \u0142")
+"""
+
+
+def test_silent_processes_print_any_character_in_any_locale():
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", SILENCED], env=os.environ | ascii_locale, check=True)

@@ -1,6 +1,8 @@
 """Tests of the storage of sweeps: studies of other sweeps, hostile files, and unreadable storages."""
 
 import sqlite3
+from contextlib import suppress
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -61,6 +63,25 @@ def test_a_folder_belongs_to_one_sweep_whatever_the_name_of_its_file(tmp_path):
     with pytest.raises(OtherStudyError, match=r"has search\.gamma\.high = 1\.0 in place of 0\.5"):
         open_study(read_sweep_plan(path), tmp_path)
     assert len(study.storage.get_all_studies()) == 1
+
+
+@pytest.mark.parametrize("name", ["50%41", "per%cent", "a b+c#d", "äöü"])
+def test_the_study_is_in_the_folder_of_the_sweep_whatever_its_name(tmp_path, name):
+    make_sweep(tmp_path / name)
+    assert (tmp_path / name / "study.db").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_no_file_outside_of_a_folder_with_a_question_mark_is_written(tmp_path):
+    with suppress(ValueError):  # URLs of SQLAlchemy 2.0 cannot name such files
+        make_sweep(tmp_path / "why?")
+    assert [path.name for path in tmp_path.iterdir()] == ["why?"]
+
+
+def test_a_folder_that_no_url_can_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("sqlalchemy.make_url", lambda url: SimpleNamespace(database="other.db"))
+    with pytest.raises(ValueError, match="choose another folder with --output"):
+        make_sweep(tmp_path)
 
 
 def test_a_study_of_another_program_is_refused(tmp_path):

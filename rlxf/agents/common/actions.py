@@ -32,7 +32,7 @@ class BoxActions(nn.Module):
     radius: Tensor
     bounded: Tensor
 
-    def __init__(self, space: spaces.Box[Any]):
+    def __init__(self, space: spaces.Box):
         super().__init__()
         if space.dtype == np.bool_:
             raise TypeError(f"Box actions must be numbers, got {space}; use MultiBinary({space.shape})")
@@ -74,7 +74,7 @@ class DiscreteActions(nn.Module):
         space: action space.
     """
 
-    def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete[Any] | spaces.MultiBinary):
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         super().__init__()
         self.sizes: list[int] = discrete_sizes(space).tolist()
         self.single = isinstance(space, spaces.Discrete)
