@@ -15,6 +15,7 @@ from huggingface_hub import HfApi, ModelCard, constants
 from rlxf.cli import main
 from rlxf.cli.entry_point import parse
 from rlxf.cli.run_options import options_to_config
+from rlxf.sharing.download import download, find_run
 from tests.cli.running import refused, returns_of, train
 from tests.sharing.hub_server import TOKEN, HubServer, use
 
@@ -224,6 +225,16 @@ def test_sizes_are_compared_after_the_download(files, hub, capsys):
     hub.add("them/other", files, sizes={"checkpoint.zip": 10})
     assert "and 10 were announced" in refused(capsys, "pull", "them/other")
     assert nothing_is_left()
+
+
+def test_a_commit_after_the_look_up_is_not_downloaded(hub, tmp_path):
+    """All files are of the commit whose content was checked, even if the later ones have the same sizes."""
+    files = {"config.json": b"{}", "checkpoint.zip": b"12"}
+    repository = hub.add("them/run", files)
+    found = find_run("them/run")
+    repository.commit({name: content[::-1] for name, content in files.items()})
+    download(found, tmp_path / "run", lambda folder: None)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == files
 
 
 def test_other_files_are_named_and_not_downloaded(files, hub, capsys):
