@@ -16,6 +16,7 @@ from rlxf.cli import main
 from rlxf.cli.entry_point import parse
 from rlxf.cli.run_options import options_to_config
 from rlxf.sharing.download import download, find_run
+from rlxf.sharing.upload import upload
 from tests.cli.running import refused, returns_of, train
 from tests.sharing.hub_server import TOKEN, HubServer, use
 
@@ -124,6 +125,14 @@ def test_repositories_of_others_are_not_overwritten(finished, hub, capsys):
     assert "has a config.json that rlxf did not write" in refused(capsys, "push", str(finished), "me/bert")
     assert set(hub.repositories["me/bert"].files) == {"config.json"}
     assert "no permission for others/maze" in refused(capsys, "push", str(finished), "others/maze")
+
+
+def test_a_repository_that_has_only_a_card_is_filled(hub):
+    """The website of the Hub can create one with a card, which names no library."""
+    repository = hub.add("me/new", {"README.md": b"# mine"})
+    files = {"README.md": b"# run", "config.json": b"{}"}
+    upload("me/new", files)
+    assert repository.files == files
 
 
 def test_bad_input_of_push_is_one_line(finished, hub, capsys, monkeypatch):
