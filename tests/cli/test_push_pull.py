@@ -15,6 +15,8 @@ from huggingface_hub import HfApi, ModelCard, constants
 from rlxf.cli import main
 from rlxf.cli.entry_point import parse
 from rlxf.cli.run_options import options_to_config
+from rlxf.sharing.download import download, find_run
+from rlxf.sharing.upload import upload
 from tests.cli.running import refused, returns_of, train
 from tests.sharing.hub_server import TOKEN, HubServer, use
 
@@ -125,6 +127,14 @@ def test_repositories_of_others_are_not_overwritten(finished, hub, capsys):
     assert "no permission for others/maze" in refused(capsys, "push", str(finished), "others/maze")
 
 
+def test_a_repository_that_has_only_a_card_is_filled(hub):
+    """The website of the Hub can create one with a card, which names no library."""
+    repository = hub.add("me/new", {"README.md": b"# mine"})
+    files = {"README.md": b"# run", "config.json": b"{}"}
+    upload("me/new", files)
+    assert repository.files == files
+
+
 def test_bad_input_of_push_is_one_line(finished, hub, capsys, monkeypatch):
     for name in ("maze", "me/a b", "me/..", "a/b/c", "../x"):
         assert "a repository of the Hub is OWNER/NAME" in refused(capsys, "push", str(finished), name)
@@ -224,6 +234,16 @@ def test_sizes_are_compared_after_the_download(files, hub, capsys):
     hub.add("them/other", files, sizes={"checkpoint.zip": 10})
     assert "and 10 were announced" in refused(capsys, "pull", "them/other")
     assert nothing_is_left()
+
+
+def test_a_commit_after_the_look_up_is_not_downloaded(hub, tmp_path):
+    """All files are of the commit whose content was checked, even if the later ones have the same sizes."""
+    files = {"config.json": b"{}", "checkpoint.zip": b"12"}
+    repository = hub.add("them/run", files)
+    found = find_run("them/run")
+    repository.commit({name: content[::-1] for name, content in files.items()})
+    download(found, tmp_path / "run", lambda folder: None)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == files
 
 
 def test_other_files_are_named_and_not_downloaded(files, hub, capsys):

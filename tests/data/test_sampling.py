@@ -140,6 +140,19 @@ def test_steps_of_windows_that_divide_episodes_have_the_probabilities_of_the_for
     np.testing.assert_allclose(found / found.sum(), expected, atol=0.01)
 
 
+@pytest.mark.parametrize("kind", [Windows, EpisodeWindows])
+def test_a_scheme_replaces_an_earlier_one_and_other_episodes_start_without(kind):
+    windows = kind(some_trajectories(lengths=LENGTHS), 3)
+    weighted, some = windows.with_sampling(ReturnWeighted(0.1)), np.array([0, 2])
+
+    def drawn(each):
+        return each.draw(50, torch.Generator().manual_seed(0)).tolist()
+
+    assert drawn(weighted) != drawn(windows)
+    assert drawn(weighted.with_sampling(UniformSteps())) == drawn(windows)
+    assert drawn(weighted.of_episodes(some)) == drawn(windows.of_episodes(some))
+
+
 def equal_returns():
     rewards = np.ones(12, np.float32)
     togo = np.concatenate([return_to_go(np.ones(3))] * 4).astype(np.float32)

@@ -42,6 +42,10 @@ def test_only_last_steps_that_are_not_terminated_lack_a_next_observation(data):
     assert np.flatnonzero(~complete).tolist() == (data.offsets[[2, 3]] - 1).tolist()
 
 
+def test_of_episodes_with_equal_returns_the_earlier_are_the_best(data):
+    assert data.with_rewards(np.zeros(data.steps)).best_episodes(0.5).tolist() == [0, 1]
+
+
 def test_returns_of_negative_zeros_are_zero(data):
     assert not np.signbit(data.with_rewards(np.full(data.steps, -0.0)).returns).any()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlxf.data import Windows
+from rlxf.data import EpisodeWindows, Windows
 
 CONTEXT = 5
 
@@ -51,6 +51,17 @@ def test_burn_in_adds_the_preceding_steps(data, length, burn_in):
         assert batch.mask[start].tolist() == [False] * missing + [True] * len(rows)
         assert batch.actions[start].tolist() == [0] * missing + data.actions[rows].tolist()
         assert batch.time_steps[start, missing:].tolist() == (rows - data.offsets[episode]).tolist()
+
+
+@pytest.mark.parametrize("length", [1, 3, CONTEXT, 30])
+@pytest.mark.parametrize("kind", [Windows, EpisodeWindows])
+def test_only_windows_with_a_terminal_step_are_terminated(data, kind, length):
+    """Rows of a batch that are shorter than others have padding on the left, or on the right."""
+    terminal = np.array([True, False, True, True])
+    batch = kind(replace(data, terminated=terminal), length).starting_at(np.arange(data.steps))
+    newest = (batch.actions * batch.mask).amax(dim=1) - 1  # the actions count the steps from 1
+    ends = np.isin(newest, data.offsets[1:][terminal] - 1)
+    assert batch.terminated.tolist() == ends.tolist()
 
 
 def test_first_steps_are_drawn_uniformly(data):

@@ -336,7 +336,7 @@ class Level(gymnasium.Env):
         return np.array([self.levels[-1]], np.float32)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])  # after 3 steps, the second stage begins
 @pytest.mark.parametrize("has_curriculum", [False, True])
 def test_the_persistent_state_of_a_task_is_restored(steps, has_curriculum):
     def make():
@@ -520,6 +520,20 @@ def test_evaluations_and_a_few_resets_in_the_middle_of_episodes_do_not_warn(recw
                 pass
     assert not recwarn
     assert env.stage == 1
+
+
+def test_resets_in_the_middle_of_episodes_warn_only_in_succession(recwarn):
+    env = CurriculumEnv([partial(gymnasium.make, "rlxf/TMaze-v0")] * 2, Curriculum(({},), 99.0))
+    for number in range(30):
+        env.reset(seed=0)
+        while not any(env.step(0)[2:4]) and number % 10 == 9:
+            pass
+    assert not recwarn
+    for _ in range(10):
+        env.reset(seed=0)
+        env.step(0)
+    with pytest.warns(UserWarning, match="the last 10 episodes in stage 1"):
+        env.reset(seed=0)
 
 
 def test_many_evaluations_in_the_middle_of_episodes_do_not_warn(recwarn):

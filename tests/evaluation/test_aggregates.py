@@ -124,6 +124,14 @@ def test_means_of_equal_episodes_are_equal_scores_at_any_scale(episodes, scale):
     assert probability_of_improvement([x + 1e-9 * scale], [y]).value == 1
 
 
+def test_rounding_of_large_episodes_makes_no_difference_to_a_run_of_small_ones():
+    """The mean of the large episodes differs from 0.15 by about 1e-8, their rounding error."""
+    large, small = [[[1e9, 0.3 - 1e9]]], [[[0.15, 0.15]]]
+    assert np.mean(large) != 0.15
+    assert probability_of_improvement(large, small).value == 0.5
+    assert probability_of_improvement(small, large).value == 0.5
+
+
 def test_an_outlier_does_not_make_the_scores_of_other_runs_equal():
     assert probability_of_improvement([[3.0, 4.0]], [[1.0, 2.0, -1e18]]).value == 1
 

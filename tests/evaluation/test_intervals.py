@@ -212,6 +212,7 @@ def test_invalid_scores_are_rejected(strata, message):
 
 def test_intervals_contain_their_value_and_format_all_numbers():
     assert Interval.of_resamples(5.0, np.array([1.0, 2.0])).high == 5
+    assert Interval.of_resamples(0.0, np.array([1.0, 2.0])).low == 0
     assert f"{Interval(1.234, -0.5, 2):.1f}" == "1.2 (-0.5 to 2.0)"
 
 

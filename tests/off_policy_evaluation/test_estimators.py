@@ -61,7 +61,7 @@ def test_doubly_robust_equals_the_recursion_of_the_paper():
     data = MDP.record(BEHAVIOR, 30, 0, limit=3)
     assert data.truncated.any()
     log = logged(data)
-    q, v = values(data, np.random.default_rng(1).normal(size=(4, 2)))
+    q, v = values(data, np.random.default_rng(2).normal(size=(4, 2)))
     for episode, score in enumerate(doubly_robust_scores(log, q, v)):
         start, end = data.offsets[episode : episode + 2]
         known = end if data.terminated[episode] else end - 1
@@ -76,7 +76,7 @@ def test_weighted_doubly_robust_equals_the_sum_of_the_paper():
     data = MDP.record(BEHAVIOR, 20, 0, limit=1000)
     assert data.terminated.all()
     log = logged(data)
-    q, v = values(data, np.random.default_rng(1).normal(size=(4, 2)))
+    q, v = values(data, np.random.default_rng(2).normal(size=(4, 2)))
     horizon, n = int(data.lengths.max()), data.episodes
     ratios, rewards, qs, vs = (np.zeros((n, horizon)) for _ in range(4))
     for i in range(n):
@@ -89,6 +89,21 @@ def test_weighted_doubly_robust_equals_the_sum_of_the_paper():
     powers = DISCOUNT ** np.arange(horizon)
     expected = (powers * (weights * rewards - (weights * qs - before * vs))).sum()
     assert weighted_doubly_robust(log, q, v, np.ones(n)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_only_terminated_episodes_keep_their_weight_after_their_last_known_step():
+    data = MDP.record(BEHAVIOR, 20, 0, limit=3)
+    assert 0 < data.terminated.sum() < data.episodes
+    log = logged(data)
+    q, v = values(data, np.random.default_rng(2).normal(size=(4, 2)))
+    errors, known = log.errors(q, v), data.lengths - ~data.terminated
+    expected = v[data.offsets[:-1]].mean()
+    for t in range(3):
+        running = data.offsets[:-1][known > t] + t
+        ended = data.offsets[1:][data.terminated & (data.lengths <= t)] - 1
+        ratios = np.exp(log.log_ratios)
+        expected += ratios[running] @ errors[running] / (ratios[running].sum() + ratios[ended].sum())
+    assert weighted_doubly_robust(log, q, v, np.ones(data.episodes)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_repeated_episode_counts_twice():

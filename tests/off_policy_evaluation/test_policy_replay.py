@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.common.actions import action_encoder
@@ -62,9 +63,10 @@ def test_rewards_of_other_data_are_validated(data):
         replay(transformer(data), replace(data, rewards=rewards), target_return=20.0)
 
 
-def test_a_decision_transformer_observes_logged_actions_and_returns(data):
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_decision_transformer_observes_logged_actions_and_returns(data, deterministic):
     agent = transformer(data)
-    result = replay(agent, data, target_return=20.0)
+    result = replay(agent, data, target_return=20.0, deterministic=deterministic)
     for episode in range(data.episodes):
         state, to_go = None, 20.0
         for t, step in enumerate(range(*data.offsets[episode : episode + 2])):
@@ -74,12 +76,13 @@ def test_a_decision_transformer_observes_logged_actions_and_returns(data):
                 "previous_action": data.actions[[step - 1]] if t else np.zeros(1, np.int64),
                 "time_step": np.array([[t]]),
             }
-            action, state = agent.predict(observation, state)
-            assert result.actions[step] == action[0]
+            logits, state = agent.action_logits(observation, state)
+            expected = logits[0].argmax() if deterministic else logits[0].softmax(0)
+            torch.testing.assert_close(result.actions[step], expected, atol=1e-6, rtol=0)
             assert result.return_to_go[step] == pytest.approx(to_go)
             to_go -= float(data.rewards[step])
-    assert set(result.probability) <= {0.0, 1.0}
-    np.testing.assert_array_equal(result.probability == 1, result.actions.numpy() == data.actions)
+    if deterministic:
+        np.testing.assert_array_equal(result.probability, result.actions.numpy() == data.actions)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -123,6 +126,15 @@ def test_agents_of_sb3_give_probabilities_if_they_have_them(data):
     q_learner = DQN("MlpPolicy", "CartPole-v1", buffer_size=10, device="cpu")
     assert replay(q_learner, data).probability is not None
     assert replay(q_learner, data, deterministic=False).probability is None
+
+
+def test_an_agent_observes_logged_steps_with_the_normalization_of_its_training(data):
+    env = VecNormalize(make_vec_env("CartPole-v1", 2))
+    env.obs_rms.mean, env.obs_rms.var = np.full(4, 0.5), np.array([1.0, 4.0, 0.1, 1.0])
+    agent = PPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu")
+    normalized = torch.from_numpy(env.normalize_obs(np.array(data.observations)))
+    expected = agent.policy.get_distribution(normalized).distribution.probs
+    torch.testing.assert_close(replay(agent, data, deterministic=False).actions, expected.detach())
 
 
 class StatefulAgent:
