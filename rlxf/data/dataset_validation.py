@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import minari
 import numpy as np
 from minari.dataset.minari_storage import METADATA_FILE_NAME
 from PIL import Image
@@ -84,7 +85,7 @@ def _find_damage(episodes: Path, stated: Any) -> str | None:
 
 
 def check_readable(dataset_id: str, folder: Path) -> None:
-    """Reject metadata of another id, or for which Minari would run code or take unbounded memory.
+    """Reject metadata of another id or version, or for which Minari would run code or take unbounded memory.
 
     Minari creates the environment if a space is missing, and imports the readers of other formats than HDF5.
     It makes an array of the numbers of all episodes, and arrays of the dtypes of the spaces.
@@ -99,6 +100,14 @@ def check_readable(dataset_id: str, folder: Path) -> None:
         raise DatasetError(
             f"dataset {dataset_id} in {folder} cannot be opened: its metadata.json lacks {missing[0]}. It is "
             f"not read from the environment, whose creation can run code. Record the dataset again"
+        )
+    version = metadata.get("minari_version")
+    if isinstance(version, str) and version not in minari.supported_dataset_versions:
+        known = sorted(minari.supported_dataset_versions)
+        raise DatasetError(
+            f"dataset {dataset_id} in {folder} cannot be opened: it was made by Minari {version[:20]!r}, and "
+            f"the installed Minari {minari.__version__} reads datasets of {known[0]} to {known[-1]}. Install "
+            f"another version of Minari, or convert or record the dataset again with this one"
         )
     check_format(dataset_id, metadata)
     if fault := _dtype_fault(metadata):

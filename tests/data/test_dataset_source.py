@@ -330,6 +330,13 @@ def test_selections_of_missing_episodes_are_refused(minari_root, indices):
     assert "altered" not in str(error.value)
 
 
+def test_a_dataset_of_a_newer_minari_names_both_versions(minari_root):
+    path = data_file(record_random()).with_name("metadata.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"minari_version": "99.0.1"}))
+    with pytest.raises(DatasetError, match=r"made by Minari '99\.0\.1', and the installed Minari 0\.5"):
+        load_trajectories(ID)
+
+
 @pytest.mark.parametrize("stated", ["test/other-v0", "test/\x1b[31m-v0", ["x"], None])
 def test_metadata_of_another_id_are_refused(minari_root, stated):
     path = data_file(record_random()).with_name("metadata.json")
