@@ -13,6 +13,7 @@ Scores of different tasks have different scales. Normalize them before, e.g. wit
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import scipy  # its submodules load lazily; scipy.stats takes a second
@@ -48,7 +49,12 @@ def mean_score(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
     Raises:
         ValueError: if there is no task, a task has no score, or a score is NaN or infinite.
     """
-    return _interval(scores, lambda runs: _task_means(runs).mean(axis=1), seed)
+    return _interval(scores, _mean, seed)
+
+
+def _mean(runs: RunScores) -> NDArray[np.float64]:
+    means: NDArray[np.float64] = _task_means(runs).mean(axis=1)
+    return means
 
 
 def median_over_tasks(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
@@ -66,7 +72,12 @@ def median_over_tasks(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
     Raises:
         ValueError: as in `mean_score`.
     """
-    return _interval(scores, lambda runs: np.median(_task_means(runs), axis=1), seed)
+    return _interval(scores, _median_of_tasks, seed)
+
+
+def _median_of_tasks(runs: RunScores) -> NDArray[np.float64]:
+    medians: NDArray[np.float64] = np.median(_task_means(runs), axis=1)
+    return medians
 
 
 def median_over_runs(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
@@ -79,7 +90,12 @@ def median_over_runs(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
     Raises:
         ValueError: as in `mean_score`.
     """
-    return _interval(scores, lambda runs: np.median(np.concatenate(runs, axis=1), axis=1), seed)
+    return _interval(scores, _median_of_runs, seed)
+
+
+def _median_of_runs(runs: RunScores) -> NDArray[np.float64]:
+    medians: NDArray[np.float64] = np.median(np.concatenate(runs, axis=1), axis=1)
+    return medians
 
 
 def interquartile_mean_over_runs(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
@@ -132,11 +148,44 @@ def optimality_gap(scores: Sequence[ArrayLike], gamma: float = 1.0, seed: int = 
         ValueError: as in `mean_score`, or if gamma is NaN or infinite.
     """
     _check_finite("gamma", [gamma])
+    return _interval(scores, partial(_gap, gamma=gamma), seed)
 
-    def gap(runs: RunScores) -> NDArray[np.float64]:
-        return _task_means([np.maximum(gamma - each, 0.0) for each in runs]).mean(axis=1)
 
-    return _interval(scores, gap, seed)
+def _gap(runs: RunScores, gamma: float = 1.0) -> NDArray[np.float64]:
+    return _mean([np.maximum(gamma - each, 0.0) for each in runs])
+
+
+STATISTICS: dict[str, Statistic] = {
+    "mean_score": _mean,
+    "median_over_tasks": _median_of_tasks,
+    "median_over_runs": _median_of_runs,
+    "interquartile_mean_over_runs": _trimmed_mean,
+    "optimality_gap": _gap,
+}
+"""Statistics of `intervals_of` by the names of the functions that return one of them."""
+
+
+def intervals_of(scores: Sequence[ArrayLike], names: Sequence[str], seed: int = 0) -> dict[str, Interval]:
+    """Return several statistics with their intervals by name, all from the same resamples.
+
+    They equal the results of the functions with these names, each of which draws the same resamples again.
+
+    Args:
+        scores: for each task, scores (N,) or (N, E).
+        names: names in `STATISTICS`.
+        seed: seed of the resamples.
+
+    Raises:
+        ValueError: as in `mean_score`.
+    """
+
+    def each(runs: RunScores) -> NDArray[np.float64]:
+        return np.stack([STATISTICS[name](runs) for name in names], axis=1)
+
+    tables = _tables(scores)
+    values = each([_means(table[None]) for table in tables])[0].tolist()
+    resampled = _resampled(tables, each, seed, 0).T
+    return {name: Interval.of_resamples(*pair) for name, *pair in zip(names, values, resampled, strict=True)}
 
 
 def probability_of_improvement(x: Sequence[ArrayLike], y: Sequence[ArrayLike], seed: int = 0) -> Interval:

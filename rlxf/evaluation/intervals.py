@@ -172,7 +172,9 @@ def resample_stratum(table: NDArray[np.float64], count: int, rng: np.random.Gene
     """Draw agents of a table (S, E) and episodes of each drawn agent, ``count`` times -> (count, S, E)."""
     seeds, episodes = table.shape
     agent = rng.integers(seeds, size=(count, seeds, 1))
-    return table[agent, rng.integers(episodes, size=(count, seeds, episodes))]
+    place = rng.integers(episodes, size=(count, seeds, episodes))
+    place += agent * episodes  # one index into the whole table is faster than two
+    return table.take(place)
 
 
 def in_batches(resample: Callable[[int], NDArray[np.float64]], numbers: int) -> NDArray[np.float64]:

@@ -12,12 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Column
 
-from rlxf.evaluation.aggregates import (
-    interquartile_mean_over_runs,
-    mean_score,
-    median_over_runs,
-    probability_of_improvement,
-)
+from rlxf.evaluation.aggregates import intervals_of, probability_of_improvement
 from rlxf.evaluation.intervals import Interval
 from rlxf.experiments.curves import common_steps
 from rlxf.experiments.groups import Group
@@ -126,15 +121,17 @@ def _statistics(
     scores = final_scores(group, last)
     covered = [area for area in areas if area is not None]
     ends = [float(curve.steps[-1]) for curve in group.curves]
+    names = "mean_score", "interquartile_mean_over_runs", "median_over_runs"
+    mean, iqm, median = intervals_of([scores], names).values()
     return GroupScores(
         label=group.label,
         task=group.task,
         scores=tuple(scores.tolist()),
         unfinished=group.unfinished,
         steps=(min(ends), max(ends)),
-        mean=mean_score([scores]),
-        iqm=interquartile_mean_over_runs([scores]),
-        median=median_over_runs([scores]),
+        mean=mean,
+        iqm=iqm,
+        median=median,
         area=float(np.mean(covered)) if covered else None,
         improvement=None if first is None else probability_of_improvement([first], [scores]),
         compared_seeds=len(scores) if first is None else min(len(first), len(scores)),

@@ -11,13 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from rlxf.evaluation.aggregates import (
-    interquartile_mean_over_runs,
-    mean_score,
-    median_over_tasks,
-    optimality_gap,
-    probability_of_improvement,
-)
+from rlxf.evaluation.aggregates import intervals_of, probability_of_improvement
 from rlxf.evaluation.intervals import Interval
 from rlxf.experiments.curves import Curve, find_points
 from rlxf.experiments.figures import (
@@ -38,6 +32,13 @@ from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.tables import Table, printable
 from rlxf.utils.warnings import warn_user
 
+STATISTICS = {
+    "iqm": "interquartile_mean_over_runs",
+    "mean": "mean_score",
+    "median": "median_over_tasks",
+    "optimality_gap": "optimality_gap",
+}
+"""Statistics of normalized scores: name in the file of numbers -> name for `intervals_of`."""
 ALL_COLUMNS = ("agent", "seeds", "IQM", "mean", "median", "optimality gap")
 TABLE, NUMBERS, CURVES, PROFILE = RESULT_FILES
 FIGURES = CURVES, PROFILE
@@ -154,12 +155,8 @@ def _changed_reference(members: Sequence[str], scored: Sequence[str]) -> list[st
 
 def _statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
     """Return the statistics of the scores (S, E) of an agent on several tasks by name."""
-    return {
-        "iqm": interquartile_mean_over_runs(tables),
-        "mean": mean_score(tables),
-        "median": median_over_tasks(tables),
-        "optimality_gap": optimality_gap(tables),
-    }
+    intervals = intervals_of(tables, list(STATISTICS.values()))
+    return {name: intervals[function] for name, function in STATISTICS.items()}
 
 
 def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rlxf.evaluation import intervals
 from rlxf.evaluation.aggregates import (
     interquartile_mean_over_runs,
+    intervals_of,
     mean_score,
     median_over_runs,
     median_over_tasks,
@@ -247,6 +248,23 @@ def test_tasks_with_different_numbers_of_runs_count_equally():
 def test_seed_determines_the_interval(aggregate):
     assert aggregate(tables(), seed=3) == aggregate(tables(), seed=3)
     assert aggregate(tables(), seed=3) != aggregate(tables(), seed=4)
+
+
+@pytest.mark.parametrize("runs", [5, 4], ids=["unequal", "equal"])
+def test_several_intervals_at_once_equal_single_ones_to_the_last_bit(runs):
+    rng = np.random.default_rng(0)
+    scores = [rng.normal(size=(runs, 7)), rng.normal(size=(4, 3))]
+    found = intervals_of(scores, [aggregate.__name__ for aggregate in AGGREGATES], seed=2)
+    assert found == {aggregate.__name__: aggregate(scores, seed=2) for aggregate in AGGREGATES}
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (6, 1), (4, 5)])
+def test_resamples_draw_agents_and_then_episodes_of_each(shape):
+    table = np.random.default_rng(0).normal(size=shape)
+    drawn = intervals.resample_stratum(table, 50, np.random.default_rng(1))
+    rng = np.random.default_rng(1)
+    agents = rng.integers(shape[0], size=(50, shape[0], 1))
+    assert (drawn == table[agents, rng.integers(shape[1], size=(50, *shape))]).all()
 
 
 def test_batches_do_not_change_the_shape_of_a_profile(monkeypatch):
