@@ -6,14 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rlxf.agents.common.actions import DiscreteActions, action_encoder
 from rlxf.agents.common.losses import cross_entropies
 from rlxf.agents.common.numerics import clip_grad_norm_checked
 from rlxf.data import Trajectories
 from rlxf.off_policy_evaluation.fitted_q import folds_of_episodes
-from rlxf.off_policy_evaluation.networks import PREDICTED_AT_ONCE, EnsembleMLP, StepFeatures
+from rlxf.off_policy_evaluation.networks import PREDICTED_AT_ONCE, EnsembleMLP, StepFeatures, padded_steps
 
 UPDATES, BATCH_SIZE, LEARNING_RATE, WIDTH = 2000, 256, 1e-3, 64
 """Settings of the clone: Adam with a learning rate that decreases linearly to 0."""
@@ -110,7 +109,7 @@ class BehaviorClones:
     def train(self, updates: int) -> None:
         """Train the networks, and give each the weights with its smallest validation error."""
         optimizer = torch.optim.Adam(self._network.parameters(), lr=LEARNING_RATE)
-        training, mask = _padded(self._training)
+        training, mask = padded_steps(self._training)
         counts = mask.sum(dim=1, keepdim=True)
         best = _BestWeights(self._network, self._errors_of(self._validation))
         for update in range(updates):
@@ -134,7 +133,7 @@ class BehaviorClones:
     @torch.no_grad()
     def _errors_of(self, steps: list[Tensor]) -> list[Tensor]:
         """Return the cross-entropies of each network at its own steps, M tensors (n_m,)."""
-        index, mask = _padded(steps)
+        index, mask = padded_steps(steps)
         at_once = max(1, PREDICTED_AT_ONCE // len(steps))
         errors = torch.cat([self._errors(part).cpu() for part in index.split(at_once, dim=1)], dim=1)
         return [row[kept] for row, kept in zip(errors, mask, strict=True)]
@@ -192,13 +191,6 @@ def _without_last(steps: Tensor) -> tuple[Tensor, Tensor]:
     held_out = min(int(VALIDATION_SHARE * len(steps)), MAX_VALIDATION_STEPS)
     first = len(steps) - held_out
     return steps[:first], steps[first:]
-
-
-def _padded(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return M tensors of steps as one, (M, L), and the mask (M, L) of the places that are no padding."""
-    lengths = torch.tensor([len(part) for part in parts])
-    index = pad_sequence(parts, batch_first=True)
-    return index, torch.arange(index.shape[1]) < lengths[:, None]
 
 
 def check_probabilities(probabilities: ArrayLike, data: Trajectories) -> NDArray[np.float64]:

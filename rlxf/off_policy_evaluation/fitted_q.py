@@ -20,6 +20,7 @@ from rlxf.off_policy_evaluation.networks import (
     StepActions,
     StepFeatures,
     check_no_large_images,
+    padded_steps,
     q_class,
 )
 from rlxf.utils.checks import PythonNumbers, check_between, check_int, check_positive
@@ -247,7 +248,9 @@ class TransitionBatches:
         self._terminal[data.offsets[1:][data.terminated] - 1] = True
         counts = _usable_counts(counts * allowed, allowed, data)
         weights = np.repeat(counts, data.lengths, axis=1) * data.complete_transitions
-        self._cumulative = torch.from_numpy(np.cumsum(weights, axis=1))
+        steps = np.arange(data.steps)
+        self._usable, mask = padded_steps([torch.from_numpy(np.repeat(steps, row)) for row in weights])
+        self._usable_count = mask.sum(dim=1, keepdim=True)
 
     def largest_return(self) -> float:
         """Return a bound on the absolute normalized value of every policy."""
@@ -271,10 +274,9 @@ class TransitionBatches:
 
     def _draw(self) -> NDArray[np.int64]:
         """Draw steps (M, B) with probabilities proportional to their counts in the resamples."""
-        shape = len(self._cumulative), self._config.batch_size
+        shape = len(self._usable), self._config.batch_size
         uniform = torch.rand(shape, generator=self._generator, dtype=torch.float64)
-        places = (uniform * self._cumulative[:, -1:]).long()
-        return torch.searchsorted(self._cumulative, places, right=True).numpy()
+        return self._usable.gather(1, (uniform * self._usable_count).long()).numpy()
 
     @torch.no_grad()
     def values_of_all_steps(

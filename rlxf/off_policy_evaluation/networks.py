@@ -1,6 +1,7 @@
 """Ensembles of networks that run as batched matrix products; features and actions of logged steps."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from rlxf.agents.common.actions import action_encoder
 from rlxf.data import Trajectories
@@ -127,6 +129,13 @@ def check_no_large_images(data: Trajectories) -> None:
             f"off-policy evaluation needs vector observations, or images below {MIN_IMAGE_SIZE} x "
             f"{MIN_IMAGE_SIZE} pixels, got images {shape}: evaluate the agent in its environment instead"
         )
+
+
+def padded_steps(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return M tensors of steps as one, (M, L), and the mask (M, L) of the places that are no padding."""
+    lengths = torch.tensor([len(part) for part in parts])
+    index = pad_sequence([*parts], batch_first=True)
+    return index, torch.arange(index.shape[1]) < lengths[:, None]
 
 
 class StepFeatures:

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from rlxf.off_policy_evaluation import FittedQConfig, fit_q, fitted_q
-from rlxf.off_policy_evaluation.fitted_q import TransitionBatches, discounted_returns_to_go
+from rlxf.off_policy_evaluation.fitted_q import (
+    TransitionBatches,
+    discounted_returns_to_go,
+    resample_counts,
+)
 from rlxf.off_policy_evaluation.networks import StepFeatures
 from rlxf.utils.errors import DatasetError, NumericalError
 from tests.off_policy_evaluation.worlds import TabularMDP, episodes_of, scaled, states_of
@@ -93,6 +97,21 @@ def test_the_last_step_of_a_truncated_episode_is_left_out():
     assert (batch.discount[~terminal] > 0).all()
     following = batch.next_states - batch.states
     assert (following[~terminal] == 1).all()
+
+
+def test_steps_are_drawn_uniformly_from_the_usable_steps_of_the_resampled_episodes():
+    data = MDP.record(BEHAVIOR, 12, 0)
+    arguments = policy_actions(data), StepFeatures(data), FAST
+    batches = TransitionBatches(data, *arguments, torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    counts = resample_counts(data.episodes, FAST.members, generator)
+    steps = np.flatnonzero(data.complete_transitions)
+    episode = np.repeat(np.arange(data.episodes), data.lengths)[steps]
+    for _ in range(3):
+        uniform = torch.rand(FAST.members, FAST.batch_size, generator=generator, dtype=torch.float64).numpy()
+        usable = [np.repeat(steps, each[episode]) for each in counts]
+        expected = [each[(row * len(each)).astype(int)] for each, row in zip(usable, uniform, strict=True)]
+        assert batches._draw().tolist() == np.array(expected).tolist()
 
 
 def test_discounted_returns_to_go_equal_a_loop():
