@@ -28,7 +28,7 @@ from rlxf.experiments.experiment_file import read_plan
 from rlxf.experiments.jobs import Outcome
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary
-from rlxf.training.run_folder import Completion
+from rlxf.training.completion import Completion
 from tests.sources import ROOT
 
 NUMBERS = ROOT / "docs" / "numbers"

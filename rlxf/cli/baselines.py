@@ -15,7 +15,7 @@ from rlxf.cli.output import print_out
 from rlxf.cli.progress import OFFLINE_METRICS, progress
 from rlxf.data import Trajectories
 from rlxf.evaluation import Report, TargetSweep, compare, evaluate
-from rlxf.training.serialization import write_json_file
+from rlxf.training.strict_json import write_json_file
 
 BASELINE_SHARES = {"BC": 1.0, "BC, best 10%": 0.1}
 """Name of a baseline -> share of the episodes that it imitates."""

@@ -28,10 +28,9 @@ from rlxf.cli.runs import PRETRAINING, TRAINING_COMMANDS, check_weights_trust
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import PROGRAM, TEACHER
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 from rlxf.utils.names import did_you_mean
-from rlxf.utils.run_files import CONFIG
+from rlxf.utils.run_files import CONFIG, PROGRAM, TEACHER
 from rlxf.utils.toml import MAX_PARTS, line_of, loads, read_text
 
 JSON_OPTIONS = ("env_kwargs", "curriculum", "arguments", *CHOICES)

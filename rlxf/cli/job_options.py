@@ -196,7 +196,7 @@ def make_job(
     """
     from rlxf.cli.config_file import to_arguments
     from rlxf.experiments.jobs import Job
-    from rlxf.training.serialization import dump_json
+    from rlxf.training.strict_json import dump_json
 
     words, written = tuple(to_arguments(settings)), dump_json(options).decode()
     return Job(str(folder), command, words, needs_trust(options), threads, written)

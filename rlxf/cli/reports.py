@@ -19,7 +19,7 @@ from rlxf.evaluation import Report, TargetSweep, evaluate
 from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.episodes import validate_targets
 from rlxf.training import RunFolder
-from rlxf.training.serialization import load_json_object
+from rlxf.training.strict_json import load_json_object
 from rlxf.training.trackers import tracker_outputs
 from rlxf.utils.files import make_folder, write_file
 from rlxf.utils.run_files import CHECKPOINT, EVALUATION, SHARED

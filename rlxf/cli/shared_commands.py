@@ -16,10 +16,9 @@ from rlxf.cli.env_options import trust_option
 from rlxf.cli.run_options import check_config_types, options_to_config
 from rlxf.cli.runs import TRAINING_COMMANDS
 from rlxf.training import RunFolder
-from rlxf.training.file_contents import PROGRAM, TEACHER
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 from rlxf.utils.names import short_repr
-from rlxf.utils.run_files import CONFIG
+from rlxf.utils.run_files import CONFIG, PROGRAM, TEACHER
 
 REQUIRED_OPTIONS = ("env", "dataset")
 """Options without a default, of commands that train."""

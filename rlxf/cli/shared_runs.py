@@ -18,7 +18,7 @@ from rlxf.evaluation.video import MAX_STEPS, FrameRecorder
 from rlxf.sharing.card import ModelCard, Score, read_scores
 from rlxf.sharing.download import CARD, FILES, VIDEO
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.serialization import load_json_object
+from rlxf.training.strict_json import load_json_object
 from rlxf.utils.gif import encode_gif
 from rlxf.utils.run_files import CHECKPOINT, CONFIG, EVALUATION, NORMALIZER, SHARED
 from rlxf.utils.warnings import warn_user

@@ -18,7 +18,7 @@ from rlxf.cli.output import print_out
 from rlxf.training import RunFolder
 from rlxf.training.archive import Archive
 from rlxf.training.distributed import init_process_group, process_group
-from rlxf.training.serialization import load_json_file, write_json_file
+from rlxf.training.strict_json import load_json_file, write_json_file
 from rlxf.utils.signals import set_handler
 
 RUN_ID_VARIABLE = "TORCHELASTIC_RUN_ID"

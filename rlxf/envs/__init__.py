@@ -5,10 +5,10 @@ if __name__ != "rlxf.envs":
         f"imported as {__name__!r}: the top-level link is for readers; write 'import rlxf.envs'"
     )
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rlxf.envs.specs import register_envs
+from rlxf.utils.lazy_names import import_lazily
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.data import Trajectories, Windows, load_trajectories
@@ -31,6 +31,39 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
 
 register_envs()
 
+__all__ = [
+    "make_vec_env",
+    "make_env",
+    "Curriculum",
+    "CurriculumCallback",
+    "CurriculumEnv",
+    "check_spaces",
+    "RoadFollower",
+    "road_episodes",
+    "StitchingMaze",
+    "TMaze",
+    "TMazeVector",
+    "PreviousReward",
+    "PreviousStep",
+    "PreviousTransition",
+    "ReturnToGo",
+    "ActionReplay",
+    "MaskedVelocities",
+    "as_vec_env",
+    "TensorVecEnv",
+    "TMazeTensor",
+    "StatefulVectorEnv",
+    "GymnasiumVecEnv",
+    "Workers",
+    "WorkerVecEnv",
+    "FaultyEnvironmentError",
+    "BrokenEnvironmentError",
+    "load_trajectories",
+    "Trajectories",
+    "Windows",
+    "register_envs",
+]
+
 _NAMES = {
     "rlxf.envs.make": ("make_vec_env", "make_env"),
     "rlxf.envs.curriculum": ("Curriculum", "CurriculumCallback", "CurriculumEnv"),
@@ -51,16 +84,12 @@ _NAMES = {
     "rlxf.data": ("load_trajectories", "Trajectories", "Windows"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = [*_MODULES, "register_envs"]
 
+if not TYPE_CHECKING:  # so that type checkers report unknown names
 
-def __getattr__(name: str) -> object:
-    """Import the public object ``name`` from its module on first use (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'rlxf.envs' has no attribute {name!r}; it has {', '.join(_MODULES)}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Import the public object ``name`` from its module on first use (PEP 562)."""
+        return import_lazily(name, _MODULES, globals())
 
 
 def __dir__() -> list[str]:

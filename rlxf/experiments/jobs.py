@@ -5,9 +5,9 @@ from pathlib import Path
 from signal import Signals
 from typing import Self
 
+from rlxf.training.completion import Completion
 from rlxf.training.json_rules import NOTHING, TEXT, TEXTS, check_fields, number, whole
-from rlxf.training.run_folder import Completion
-from rlxf.training.serialization import load_json, load_json_file, write_json_file
+from rlxf.training.strict_json import load_json, load_json_file, write_json_file
 from rlxf.utils.run_files import CONFIG
 
 RESUMED = "train "

@@ -28,7 +28,7 @@ from rlxf.experiments.columns import (
     trailing_mean,
     without_gaps,
 )
-from rlxf.training.serialization import load_json
+from rlxf.training.strict_json import load_json
 from rlxf.utils.files import read_bounded
 from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.warnings import warn_user

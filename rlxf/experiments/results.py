@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rlxf.experiments.jobs import ExperimentError, Job, Outcome, is_complete
 from rlxf.experiments.plan import Cell, Plan, Task
-from rlxf.training.run_folder import Completion
-from rlxf.training.serialization import load_json_file
+from rlxf.training.completion import Completion
+from rlxf.training.strict_json import load_json_file
 from rlxf.utils.run_files import EVALUATION
 
 

@@ -11,10 +11,10 @@ from zlib import crc32
 
 from rlxf.experiments.columns import listed
 from rlxf.experiments.log_files import open_logs
-from rlxf.training.file_contents import TEACHER
-from rlxf.training.run_folder import Completion, RunFolder, check_no_links
-from rlxf.training.serialization import load_json_object
-from rlxf.utils.run_files import COMPLETED, CONFIG
+from rlxf.training.completion import Completion
+from rlxf.training.strict_json import load_json_object
+from rlxf.utils.files import check_no_links
+from rlxf.utils.run_files import CHECKPOINT, CHECKPOINT_FOLDER, COMPLETED, CONFIG, TEACHER, checkpoint_files
 from rlxf.utils.tables import printable
 from rlxf.utils.warnings import warn_user
 
@@ -153,17 +153,17 @@ def _run_of_config(path: Path, config: Mapping[str, Any]) -> Run:
         settings_of(config),
         seed if type(seed := config.get("seed")) is int else None,
         unit_of(config),
-        _has_ended(RunFolder(path, dict(config))),
+        _has_ended(path, config),
         completion is not None and completion.ended_early,
     )
 
 
-def _has_ended(run: RunFolder) -> bool:
+def _has_ended(path: Path, config: Mapping[str, Any]) -> bool:
     """Return whether a training ended; an interrupted one has checkpoints to resume, and no marker."""
-    if (run.path / COMPLETED).is_file():
+    if (path / COMPLETED).is_file():
         return True
-    is_student = TEACHER in run.config  # a distillation has no checkpoints to resume, but a marker
-    return run.final_checkpoint.is_file() and not is_student and not run.resume_checkpoints.files()
+    is_student = TEACHER in config  # a distillation has no checkpoints to resume, but a marker
+    return (path / CHECKPOINT).is_file() and not is_student and not checkpoint_files(path / CHECKPOINT_FOLDER)
 
 
 def unit_of(config: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from rlxf.experiments.plan import COMMANDS, RESULT_FILES, Agent, Cell, Plan
 from rlxf.experiments.results import Results
 from rlxf.experiments.runs import unit_of
 from rlxf.experiments.task_table import ONE_SEED, can_end_early, has_one_seed, task_table
-from rlxf.training.serialization import load_json_file
+from rlxf.training.strict_json import load_json_file
 from rlxf.utils.files import write_file
 from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.tables import Table, printable

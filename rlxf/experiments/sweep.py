@@ -21,7 +21,7 @@ from rlxf.experiments.jobs import ExperimentError, Job
 from rlxf.experiments.results import read_returns
 from rlxf.experiments.study import REASON, SweepStudy, storage_errors
 from rlxf.experiments.sweep_plan import SweepPlan
-from rlxf.training.serialization import load_json_file
+from rlxf.training.strict_json import load_json_file
 from rlxf.utils.files import make_folder
 from rlxf.utils.run_files import CONFIG, EVALUATION, MEAN_RETURN
 

@@ -23,7 +23,8 @@ from rlxf.training.archive_reader import (
     read_members,
     seal,
 )
-from rlxf.training.serialization import check_tensors, dump_json, dump_tensors
+from rlxf.training.serialization import check_tensors, dump_tensors
+from rlxf.training.strict_json import dump_json
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import atomic_write
 

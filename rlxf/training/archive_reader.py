@@ -8,14 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from rlxf.training.serialization import (
-    MAX_JSON_BYTES,
-    dump_json,
-    json_memory,
-    load_json,
-    load_tensors,
-    tensors_memory,
-)
+from rlxf.training.serialization import load_tensors, tensors_memory
+from rlxf.training.strict_json import MAX_JSON_BYTES, dump_json, json_memory, load_json
 from rlxf.utils.memory_budget import check_budget
 
 MANIFEST = "manifest.json"

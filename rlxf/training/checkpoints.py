@@ -1,7 +1,6 @@
 """Periodic checkpoints of a run, written in the background."""
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +19,12 @@ from rlxf.training.distributed import process_group
 from rlxf.utils.checks import as_whole_number
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import make_folder, sync_folder
+from rlxf.utils.run_files import checkpoint_files, checkpoint_name
 from rlxf.utils.signals import StopRequest
 from rlxf.utils.warnings import warn_user
 
 EXIT_RESUMABLE = 75
 """Exit status of an interrupted run that can be resumed: EX_TEMPFAIL of sysexits.h."""
-NAME = re.compile(r"step-(\d{12})\.zip")
-"""File names of checkpoints, with the number of steps."""
 STATEFUL_DOCUMENT = "stateful"
 """Name of the document with the states of objects that are passed to `CheckpointWriter`."""
 CALLBACKS_DOCUMENT = "callbacks"
@@ -63,11 +61,11 @@ class CheckpointFolder:
 
     def file(self, step: int) -> Path:
         """Return the path of the checkpoint after ``step`` steps; it need not exist."""
-        return self.path / f"step-{step:012d}.zip"
+        return self.path / checkpoint_name(step)
 
     def files(self) -> list[Path]:
         """Return the paths of all checkpoints, the oldest first."""
-        return sorted(file for file in self.path.glob("step-*.zip") if NAME.fullmatch(file.name))
+        return checkpoint_files(self.path)
 
     def write(self, step: int, archive: Archive) -> None:
         """Write a checkpoint, then remove those that were written first until ``keep`` are left.

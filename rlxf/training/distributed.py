@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from rlxf.training.archive import Archive
 from rlxf.training.process_group import ProcessGroup, Work
-from rlxf.training.serialization import dump_json, dump_tensors, load_json, load_tensors
+from rlxf.training.serialization import dump_tensors, load_tensors
+from rlxf.training.strict_json import dump_json, load_json
 from rlxf.utils.errors import NumericalError
 
 TIMEOUT = timedelta(hours=1)

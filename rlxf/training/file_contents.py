@@ -8,12 +8,6 @@ from rlxf.training.archive import Archive, read_archive
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.run_files import CHECKPOINT, CONFIG
 
-PROGRAM = "program"
-"""Key in ``config.json`` with the name of the program that started a run, if it was not rlxf."""
-TEACHER = "teacher"
-"""Key in the ``config.json`` of a student with the folder of its teacher."""
-BASELINE = "rlxf baseline"
-"""Program that trains agents of Stable-Baselines3, and saves no agent."""
 LOADERS = {
     "GTrXLPPO": "GTrXLPPO.load",
     "DecisionTransformer": "DecisionTransformer.load",

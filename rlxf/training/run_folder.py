@@ -10,11 +10,13 @@ from typing import Any, Self
 from stable_baselines3.common.logger import Logger
 
 from rlxf.training.checkpoints import CheckpointFolder
-from rlxf.training.file_contents import BASELINE, PROGRAM, describe_file, no_run_folder_message
+from rlxf.training.completion import RESULTS, Completion
+from rlxf.training.file_contents import describe_file, no_run_folder_message
 from rlxf.training.resumed_logger import LogFiles, LogPosition, ProgressCSV
-from rlxf.training.serialization import dump_json, load_json_file, load_json_object, write_json_file
+from rlxf.training.strict_json import dump_json, load_json_object, write_json_file
 from rlxf.training.tensorboard import described_output, resumed_output
 from rlxf.utils.files import (
+    check_no_links,
     create_folder,
     file_sha256,
     not_writable_by_others,
@@ -22,6 +24,7 @@ from rlxf.utils.files import (
     write_file,
 )
 from rlxf.utils.run_files import (
+    BASELINE,
     BEST,
     BEST_NORMALIZER,
     BEST_VALIDATION,
@@ -31,55 +34,10 @@ from rlxf.utils.run_files import (
     CONFIG,
     EVALUATION,
     NORMALIZER,
+    PROGRAM,
     PROGRESS,
 )
 
-
-@dataclass(frozen=True)
-class Completion:
-    """Completion marker of a run: its number of steps and the SHA-256 of each of its result files.
-
-    Args:
-        steps: steps or updates of the run.
-        sha256: hexadecimal digests by name of the file in the run folder.
-        ended_early: whether the training ended before the given number of steps, because an evaluation
-            reached ``--stop-return``.
-    """
-
-    steps: int
-    sha256: dict[str, str]
-    ended_early: bool = False
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Read the marker in a run folder; None if it is missing or invalid, or a result file is missing."""
-        found = cls.read_marker(folder)
-        is_complete = found is not None and all((folder / name).is_file() for name in found.sha256)
-        return found if is_complete else None
-
-    @classmethod
-    def read_marker(cls, folder: Path) -> Self | None:
-        """Read the marker as `read`, also if result files are missing, e.g. in a copy of the logs only."""
-        try:
-            document = load_json_file(folder / COMPLETED)
-            steps, digests = document["steps"], document["sha256"]
-            ended_early = document.get("ended_early", False) is True
-        except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        is_valid = type(steps) is int and isinstance(digests, dict) and digests.keys() <= {*RESULTS}
-        return cls(steps, digests, ended_early) if is_valid else None
-
-    def covers(self, total: int) -> bool:
-        """Return whether the run needs no further training for a total of ``total`` steps or updates."""
-        return self.steps >= total or self.ended_early
-
-    def changed(self, folder: Path) -> list[str]:
-        """Return the names of the result files that changed after the run, e.g. by ``rlxf calibrate``."""
-        return [name for name, digest in self.sha256.items() if file_sha256(folder / name) != digest]
-
-
-RESULTS = (CHECKPOINT, NORMALIZER, BEST, BEST_NORMALIZER, BEST_VALIDATION)
-"""Names of the files that the completion marker lists, if they exist."""
 SB3_ADVICE = "For a file of Stable-Baselines3, use rlxf.import_sb3, or rlxf collect --sb3.files"
 
 
@@ -283,23 +241,6 @@ def _check_folder(path: Path) -> None:
     if not (path / CONFIG).is_file():
         raise FileNotFoundError(no_run_folder_message(path))
     check_no_links(path)
-
-
-def check_no_links(path: Path) -> None:
-    """Raise ValueError if the folder contains a symbolic link, which would redirect writes, or a device.
-
-    A named pipe, for example, would block the program that reads it.
-    """
-    for folder, folders, files in os.walk(path):
-        for name in sorted(folders + files):
-            entry = Path(folder, name)
-            if entry.is_symlink():
-                raise ValueError(
-                    f"{entry} is a symbolic link to {os.readlink(entry)}, and links in a run folder are not "
-                    f"followed: replace it by a copy of the file or folder, or remove it"
-                )
-            if not (entry.is_file() or entry.is_dir()):
-                raise ValueError(f"{entry} is neither a file nor a folder: remove it")
 
 
 def _file_instead(path: Path) -> str:

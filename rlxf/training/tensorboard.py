@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from rlxf.training.resumed_logger import EVALUATION_EVENTS, EVENTS, LogPosition, cut_events
-from rlxf.training.serialization import dump_json
+from rlxf.training.strict_json import dump_json
 from rlxf.utils.dtypes import to_builtin
 from rlxf.utils.tensorboard import writers
 

@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from rlxf.training.resumed_logger import STEP
-from rlxf.training.serialization import dump_json
+from rlxf.training.strict_json import dump_json
 
 PROJECT = "rlxf"
 """Default name of the project, or of the experiment in MLflow."""

@@ -16,7 +16,7 @@ import numpy as np
 from stable_baselines3.common.logger import Figure, KVWriter, Logger, Video
 
 from rlxf.training.run_folder import RunFolder
-from rlxf.training.serialization import load_json_file, write_json_file
+from rlxf.training.strict_json import load_json_file, write_json_file
 from rlxf.training.tracker_backends import BACKENDS, Media, TrackerBackend
 from rlxf.utils.extras import install_command
 from rlxf.utils.gif import encode_gif, video_frames

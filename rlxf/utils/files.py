@@ -224,6 +224,23 @@ def read_bounded(path: Path) -> bytes:
     return data
 
 
+def check_no_links(path: Path) -> None:
+    """Raise ValueError if the folder contains a symbolic link, which would redirect writes, or a device.
+
+    A named pipe, for example, would block the program that reads it.
+    """
+    for folder, folders, files in os.walk(path):
+        for name in sorted(folders + files):
+            entry = Path(folder, name)
+            if entry.is_symlink():
+                raise ValueError(
+                    f"{entry} is a symbolic link to {os.readlink(entry)}, and links in a run folder are not "
+                    f"followed: replace it by a copy of the file or folder, or remove it"
+                )
+            if not (entry.is_file() or entry.is_dir()):
+                raise ValueError(f"{entry} is neither a file nor a folder: remove it")
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     with open(path, "rb") as handle:

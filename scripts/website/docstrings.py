@@ -8,7 +8,7 @@ from griffe import Alias, AliasResolutionError, Class, Extension, Function, Grif
 from website import api, names
 from website.prose import prepared
 
-LAZY_PACKAGES = ("rlxf", "rlxf.envs")
+LAZY_PACKAGES = ("rlxf", "rlxf.envs", "rlxf.evaluation", "rlxf.training")
 """Packages whose names are imported on first use, so that static analysis does not find them."""
 
 

@@ -49,7 +49,8 @@ def docstring(name: str) -> str:
 
 def _docstring_of_value(module: str, name: str) -> str:
     """Return the text after the assignment of a value, in a module or where the module imports it from."""
-    body = ast.parse(inspect.getsource(import_module(module))).body
+    nodes = ast.parse(inspect.getsource(import_module(module))).body
+    body = [each for node in nodes for each in (node.body if isinstance(node, ast.If) else [node])]
     for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.ImportFrom) and name in [each.asname or each.name for each in node.names]:
             return _docstring_of_value(str(node.module), name)

@@ -12,7 +12,7 @@ from rlxf import DecisionTransformer, GTrXLPPO
 from rlxf.agents.mlp import BehaviorCloning
 from rlxf.cli import main
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.serialization import load_json
+from rlxf.training.strict_json import load_json
 from rlxf.utils.run_files import COMPLETED as MARKER
 from tests.cli.running import death_expected, die, refused
 from tests.cli.test_resume import rows, scalars

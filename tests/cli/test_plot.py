@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,21 @@ def test_learning_curves_are_plotted(run):
     assert set(files()) - set(before) == {"plot.png"}
     with Image.open("plot.png") as image:
         assert image.format == "PNG"
+
+
+def test_no_command_loads_torch():
+    """One process runs both commands, and prints the heavy packages that they loaded."""
+    write_runs()
+    code = (
+        "import sys\nfrom rlxf.cli import main\n"
+        "main(['plot', 'runs'])\n"
+        "main(['compare', 'runs', '--output', 'table.md', '--plot', 'scores.png'])\n"
+        "print('loaded:', {'torch', 'stable_baselines3', 'minari'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "loaded: set()"
+    assert {"plot.png", "table.md", "scores.png"} <= set(files())
 
 
 def test_runs_that_ended_early_are_counted_where_their_last_value_is_kept(run):

@@ -21,7 +21,7 @@ from rlxf.cli.training_session import StartPoint
 from rlxf.data import cache
 from rlxf.training import RunFolder
 from rlxf.training.checkpoints import CheckpointWriter
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 from tests.cli import running
 from tests.cli.running import death_expected, die, refused
 from tests.datasets import ID, record_cartpole

@@ -7,7 +7,7 @@ import pytest
 
 from rlxf.cli.entry_point import parse
 from rlxf.cli.run_options import NOT_SAVED, check_config_types, options_from_config, options_to_config
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 
 COMMANDS = [
     "train gtrxl --env x --env-kwargs '{\"length\": 3}' --pretrained runs/a --workers 2 --quiet",

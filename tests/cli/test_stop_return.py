@@ -11,7 +11,7 @@ from rlxf import GTrXLPPO
 from rlxf.cli import main
 from rlxf.evaluation import TargetSweep, evaluate
 from rlxf.training import RunFolder
-from rlxf.training.serialization import load_json_file
+from rlxf.training.strict_json import load_json_file
 from tests.cli.running import death_expected, die, refused
 from tests.cli.test_extend import BC, DT, ONLINE
 from tests.datasets import record_cartpole

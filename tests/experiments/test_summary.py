@@ -16,7 +16,7 @@ from rlxf.experiments.plan import Plan
 from rlxf.experiments.results import Results, RunResult
 from rlxf.experiments.summary import Summary, other_results, write_summary
 from rlxf.experiments.task_table import ONE_SEED
-from rlxf.training.run_folder import Completion
+from rlxf.training.completion import Completion
 from tests.experiments.logs import write_run
 
 FILE = """\
@@ -233,7 +233,7 @@ def test_intervals_of_one_seed_are_explained(plan):
 
 
 def test_numbers_of_any_size_are_written(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlxf.training.serialization.MAX_JSON_BYTES", 100)
+    monkeypatch.setattr("rlxf.training.strict_json.MAX_JSON_BYTES", 100)
     list(write_summary(summary(plan), tmp_path))
     assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 12
 

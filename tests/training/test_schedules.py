@@ -15,7 +15,7 @@ from rlxf.training import (
     schedule_to_json,
     schedule_to_text,
 )
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 RATES = st.floats(-1e6, 1e6)

@@ -18,8 +18,8 @@ from rlxf.training.checkpoints import CheckpointFolder, clone_tensors
 from rlxf.training.compat import check_known
 from rlxf.training.file_contents import check_not_a_folder, wrong_content_error
 from rlxf.training.json_rules import NOTHING, Rule, check_fields, first_difference, number, rule_of, whole
-from rlxf.training.serialization import dump_json, load_json
 from rlxf.training.states import OPTIMIZER_GROUP, RNG_GROUP, optimizer_state
+from rlxf.training.strict_json import dump_json, load_json
 from rlxf.utils.errors import CheckpointError, ResumeError
 from rlxf.utils.files import make_folder
 

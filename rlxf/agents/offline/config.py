@@ -28,7 +28,7 @@ from rlxf.training.schedules import (
     schedule_to_json,
     schedule_to_text,
 )
-from rlxf.training.serialization import dump_json
+from rlxf.training.strict_json import dump_json
 from rlxf.training.tensorboard import HyperparameterValue, to_hyperparameters
 from rlxf.utils.checks import MAX_INT64, check_finite_number, check_int
 from rlxf.utils.names import instance_from_json

@@ -15,8 +15,8 @@ from rlxf.data.trajectories import default_normalization
 from rlxf.envs.described_env import DescribedEnv
 from rlxf.envs.specs import find_spec, registered_spec
 from rlxf.training.json_rules import MAPPING, NOTHING, TEXT, TEXTS, Rule, check_fields, number, whole
-from rlxf.training.serialization import dump_json
 from rlxf.training.spaces import space_from_json, space_to_json
+from rlxf.training.strict_json import dump_json
 from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.warnings import warn_user
 

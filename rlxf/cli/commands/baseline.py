@@ -94,8 +94,8 @@ class Baseline(Command):
         """Check the options, make the agent and the run, and return the training to run."""
         from rlxf.cli.run_options import options_to_config
         from rlxf.training import RunFolder
-        from rlxf.training.file_contents import BASELINE, PROGRAM
         from rlxf.training.trackers import check_tracker
+        from rlxf.utils.run_files import BASELINE, PROGRAM
 
         check_tracker(self.track)
         self.check()

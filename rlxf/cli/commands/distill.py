@@ -40,8 +40,8 @@ from rlxf.cli.training_command import TrainingCommand
 from rlxf.cli.training_session import error_context, save_agent
 from rlxf.training import RunFolder
 from rlxf.training.distributed import process_group
-from rlxf.training.file_contents import TEACHER
 from rlxf.training.trackers import attach_tracker, check_tracker
+from rlxf.utils.run_files import TEACHER
 
 
 @options

@@ -50,8 +50,8 @@ class Resume(Command):
         """Read the options of the run, load its checkpoint, and return the training to run."""
         from rlxf.cli.runs import TRAINING_COMMANDS, check_weights_trust, command_class
         from rlxf.training import RunFolder
-        from rlxf.training.file_contents import PROGRAM, TEACHER
         from rlxf.utils.names import short_repr
+        from rlxf.utils.run_files import PROGRAM, TEACHER
 
         run = RunFolder.reopen(self.run)
         if TEACHER in run.config:

@@ -18,7 +18,7 @@ from rlxf.envs import FaultyEnvironmentError, make_vec_env
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import linear
 from rlxf.training.schedules import CosineSchedule
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 from tests.agents.decision_transformer.worlds import SIZES, VECTOR, shown, small_agent, some_trajectories
 from tests.agents.mlp.worlds import small_mlp
 

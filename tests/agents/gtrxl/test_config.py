@@ -21,7 +21,7 @@ from rlxf.agents.gtrxl.checkpoint import setting_names
 from rlxf.agents.gtrxl.hyperparameters import hyperparameters as agent_hyperparameters
 from rlxf.envs import make_vec_env
 from rlxf.training import CheckpointError
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 from tests.agents.gtrxl.worlds import scripts, shifted, small_agent
 
 ELSEWHERE = {"policy", "env", "core", "memory_length", "device", "policy_kwargs"}

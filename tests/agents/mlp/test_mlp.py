@@ -10,7 +10,7 @@ from rlxf.agents.decision_transformer import MaximumEntropy
 from rlxf.data import Windows
 from rlxf.envs import FaultyEnvironmentError
 from rlxf.training import CheckpointError, NumericalError, linear, read_archive, write_archive
-from rlxf.training.serialization import dump_json, load_json
+from rlxf.training.strict_json import dump_json, load_json
 from tests.agents.common.test_checkpoint import put
 from tests.agents.decision_transformer.test_resume import assert_resumes
 from tests.agents.decision_transformer.worlds import ACTIONS, NESTED, OBSERVATIONS, VECTOR, some_trajectories

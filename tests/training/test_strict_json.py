@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlxf.training.serialization import MAX_JSON_BYTES, dump_json, load_json, load_json_file
+from rlxf.training.strict_json import MAX_JSON_BYTES, dump_json, load_json, load_json_file
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
