@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Create .venv with the tested versions and an editable install of this checkout, unless it is up to date.
 # PYTHON=/path/to/python selects the interpreter; default: the first suitable one on PATH.
+# CONSTRAINTS=constraints-lowest.txt selects the lowest versions that pyproject.toml allows; default: constraints.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME PIP_USER
 
 readonly stamp=.venv/rlxf-setup
+readonly constraints=${CONSTRAINTS:-constraints.txt}
 readonly new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
 
 fail() {
@@ -27,7 +29,7 @@ find_python() {
 }
 
 required_stamp() {
-    { "$python" --version && cat pyproject.toml constraints.txt; } |
+    { "$python" --version && cat pyproject.toml "$constraints"; } |
         "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
@@ -45,10 +47,11 @@ make_environment() {
 }
 
 install() {
-    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt "$@" ||
+    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint "$constraints" "$@" ||
         fail "pip could not install $*; see its message above, then run $0 again"
 }
 
+[ -f "$constraints" ] || fail "CONSTRAINTS must be a file, got $constraints"
 python=$(find_python)
 required=$(required_stamp)
 if is_usable && [ "$(cat "$stamp" 2>/dev/null)" = "$required" ]; then

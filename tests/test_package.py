@@ -6,13 +6,16 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from importlib import import_module
 from importlib.metadata import Distribution, distribution, distributions, packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import rlxf.envs
@@ -98,7 +101,7 @@ def test_source_distribution_contains_the_project_and_no_results(sources):
     for folder in expected:
         assert files_below(folder) <= sources
     assert {"CITATION.cff", "SECURITY.md", "CHANGELOG.md", "constraints.txt", "LICENSE"} <= sources
-    assert {"mkdocs.yml", "Dockerfile"} <= sources  # tests read them
+    assert {"mkdocs.yml", "Dockerfile", "constraints-lowest.txt"} <= sources  # tests read them
     assert {name.partition("/")[0] for name in sources if "/" in name} == expected
     results = [name for name in sources if name.endswith((".zip", ".hdf5", ".pyc", ".pt", ".safetensors"))]
     assert all(name.startswith("zoo/") for name in results)
@@ -121,6 +124,25 @@ def test_metadata_names_the_pages_of_the_project(metadata):
 def test_citation_has_the_version_of_the_package():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert f"version: {rlxf.__version__}" in citation
+
+
+def test_lowest_versions_are_the_lower_bounds():
+    """The file has one version of each direct requirement, those of the extras included."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [
+        Requirement(line)
+        for line in chain(project["dependencies"], *project["optional-dependencies"].values())
+    ]
+    bounds = {
+        (canonicalize_name(each.name), bound.version)
+        for each in declared
+        for bound in each.specifier
+        if bound.operator == ">="
+    }
+    assert {name for name, _version in bounds} == {canonicalize_name(each.name) for each in declared}
+    text = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8")
+    lowest = [tuple(line.split("==")) for line in text.splitlines() if not line.startswith("#")]
+    assert lowest == sorted(bounds)
 
 
 def test_every_extra_is_used(metadata):

@@ -12,6 +12,7 @@ from rlxf.data import DatasetError, check_spaces_match, load_trajectories
 from rlxf.data.spaces import count_values, flatten_rows, space_mismatches, unflatten_rows
 from rlxf.utils.errors import RowError
 from tests.datasets import CHOICE, ID, VECTOR, record_random, stacked
+from tests.spaces import discrete
 
 UNIT_BOX = spaces.Box(-1, 1, (2, 3), np.float64)
 
@@ -149,8 +150,8 @@ COMPATIBLE = {
     "other whole numbers": (
         spaces.Dict({"a": spaces.Discrete(3)}),
         CHOICE,
-        spaces.Dict({"a": spaces.Discrete(3, dtype=np.int32)}),
-        spaces.Discrete(2, dtype=np.int32),
+        spaces.Dict({"a": discrete(3, dtype="int32")}),
+        discrete(2, dtype="int32"),
     ),
 }
 
@@ -199,7 +200,7 @@ def test_environments_with_incompatible_spaces_are_refused(trajectories, name):
 
 def test_dtypes_of_choices_are_no_difference():
     """Minari does not save them."""
-    for kind, numbers in ((spaces.Discrete, 3), (spaces.MultiDiscrete, [3, 2])):
-        ours, theirs = kind(numbers, dtype=np.int64), kind(numbers, dtype=np.int32)
+    for kind, numbers in ((discrete, 3), (spaces.MultiDiscrete, [3, 2])):
+        ours, theirs = kind(numbers, dtype="int64"), kind(numbers, dtype="int32")
         assert not list(space_mismatches((ours, ours), (theirs, theirs)))
     assert list(space_mismatches((ours, ours), (ours, spaces.MultiDiscrete([3, 2], start=[0, 1]))))

@@ -3,8 +3,16 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from gymnasium.vector import VectorWrapper
+
+try:
+    from gymnasium.wrappers.vector import ArrayConversion
+except ImportError:  # Gymnasium 1.1, which also has no extra "array-api"
+    ArrayConversion = None
+
+needs_array_conversion = pytest.mark.skipif(ArrayConversion is None, reason="needs Gymnasium 1.2")
 
 
 def as_tensors(values: Any) -> Any:

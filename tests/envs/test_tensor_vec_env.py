@@ -4,7 +4,6 @@ from collections import UserDict
 from functools import partial
 from typing import Any
 
-import array_api_compat.torch
 import gymnasium
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import ArrayConversion, NumpyToTorch, TransformReward
+from gymnasium.wrappers.vector import NumpyToTorch, TransformReward
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -28,7 +27,7 @@ from rlxf.envs.filler_rows import has_filler_rows
 from rlxf.envs.tensor_checks import TensorChecks, _limits
 from rlxf.envs.tensor_vec_env import SparseInfos
 from tests.agents.gtrxl.worlds import ACTIONS, DICT, VECTOR, Scripted, shifted
-from tests.envs.tensor_envs import Overwriting, Tensors
+from tests.envs.tensor_envs import ArrayConversion, Overwriting, Tensors, needs_array_conversion
 
 MODES = list(AutoresetMode)
 
@@ -93,6 +92,7 @@ def test_environments_with_a_device_are_recognized():
     assert type(as_vec_env(TransformReward(NumpyToTorch(make()), lambda reward: reward / 2))) is TensorVecEnv
 
 
+@needs_array_conversion
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_tensors_converted_to_numpy_are_arrays(mode):
     """A conversion to NumPy is an array environment, although the environment inside has a device."""
@@ -103,8 +103,11 @@ def test_tensors_converted_to_numpy_are_arrays(mode):
     np.testing.assert_equal(played(wrapped), expected)
 
 
+@needs_array_conversion
 def test_arrays_converted_to_torch_are_tensors():
     """A conversion declares its device as ``target_device``, else it is that of the environment inside."""
+    import array_api_compat.torch
+
     arrays, tensors = TMazeVector(2), TMazeTensor(2, device="cpu")
     converted = {
         "cpu": ArrayConversion(arrays, np, torch),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlxf.training import describe_difference, memory_budget, space_from_json, space_to_json
 from rlxf.training.strict_json import dump_json, load_json
+from tests.spaces import discrete
 
 INTEGERS = st.sampled_from(["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
 SIZES = st.lists(st.integers(0, 3), max_size=3)
@@ -37,12 +38,7 @@ def boxes(draw) -> Box:
 
 LEAVES = (
     boxes()
-    | st.builds(
-        lambda n, start, dtype: Discrete(n, start=start, dtype=dtype),
-        st.integers(1, 99),
-        st.integers(0, 9),
-        INTEGERS,
-    )
+    | st.builds(discrete, st.integers(1, 99), st.integers(0, 9), INTEGERS)
     | st.builds(
         lambda n, dtype: MultiDiscrete(n, dtype=dtype), st.lists(st.integers(1, 99), min_size=1), INTEGERS
     )

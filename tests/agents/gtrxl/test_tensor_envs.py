@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import ArrayConversion, NumpyToTorch
+from gymnasium.wrappers.vector import NumpyToTorch
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CheckpointCallback,
@@ -22,7 +22,7 @@ from rlxf import GTrXLPPO, evaluate
 from rlxf.envs import FaultyEnvironmentError, TensorVecEnv, TMazeTensor, TMazeVector, as_vec_env
 from rlxf.training import CheckpointFolder, CheckpointWriter
 from tests.agents.gtrxl.worlds import ACTIONS, VECTOR, Scripted, parameters, shifted, small_agent
-from tests.envs.tensor_envs import Overwriting, Tensors
+from tests.envs.tensor_envs import ArrayConversion, Overwriting, Tensors, needs_array_conversion
 
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 SPACES = ACTIONS | {"Box of float16": spaces.Box(-1, 2, (2,), np.float16)}
@@ -75,6 +75,7 @@ def test_numpy_to_torch_trains_like_arrays():
     assert_same(trained(NumpyToTorch(make())), trained(make()))
 
 
+@needs_array_conversion
 def test_tensors_converted_to_numpy_train_like_arrays():
     converted = ArrayConversion(TMazeTensor(3, 4, device="cpu"), env_xp=torch, target_xp=np)
     assert_same(trained(TMazeTensor(3, 4, device="cpu")), trained(converted))
