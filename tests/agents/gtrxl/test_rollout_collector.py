@@ -231,8 +231,13 @@ def test_only_steps_of_current_episodes_are_read(monkeypatch):
     assert lengths == [0, 4, 4]
 
 
-def test_reset_clears_stored_steps():
-    agent = recomputing_agent(scripts(ENDLESS), n_steps=8)
+@pytest.mark.parametrize("recompute", [False, True], ids=["stored", "recomputed"])
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_reset_clears_the_memory(core, recompute):
+    agent = recomputing_agent(scripts(ENDLESS), n_steps=8, core=core, recompute_memory=recompute)
     agent.learn(2 * 16)
     agent.learn(2 * 8)
-    assert (agent.rollout_buffer.index.episode[:, :MEMORY] == EMPTY).all()
+    memory = slice(core.memory.length)
+    assert (agent.rollout_buffer.index.episode[:, memory] == EMPTY).all()
+    if agent.rollout_buffer.older is not None:
+        assert (agent.rollout_buffer.older.index.episode[:, :12] == EMPTY).all()
