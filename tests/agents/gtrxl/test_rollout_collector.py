@@ -57,7 +57,7 @@ def test_restored_state_gives_same_next_step(core, recompute):
         assert torch.equal(getattr(ours, name), getattr(restored, name)), name
 
 
-@pytest.mark.parametrize("core", [small_core(), recurrent_core()], ids=["memory", "recurrent"])
+@pytest.mark.parametrize("core", [*CORES.values(), recurrent_core()], ids=[*CORES, "recurrent"])
 def test_steps_do_not_depend_on_the_length_of_rollouts(core):
     def steps(n_steps):
         agent = small_agent(scripts(ENDLESS), core=core, n_steps=n_steps, batch_size=8, learning_rate=0.0)
