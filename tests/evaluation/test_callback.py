@@ -35,12 +35,12 @@ def test_continues_with_a_continued_training():
 
 
 def test_a_second_training_has_a_budget_and_reports_of_its_own():
-    callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
-    learner(vec(Countdown(3))).learn(48, callback)
-    first, played = list(callback.reports), callback.played
-    learner(vec(Countdown(3))).learn(48, callback)
-    assert first
-    assert (list(callback.reports), callback.played) == (first, played)
+    used, new = (EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5) for _ in range(2))
+    learner(vec(Countdown(3))).learn(48, used)
+    for callback in (used, new):
+        learner(vec(Countdown(3))).learn(24, callback)
+    assert new.reports
+    assert (list(used.reports), used.played) == (list(new.reports), new.played)
 
 
 def test_logs_under_the_tags_of_the_report(tmp_path):
@@ -253,10 +253,9 @@ def test_a_return_of_nan_is_refused():
 # Cost
 
 
-def learn(steps, callback, length=3):
-    agent = PPO(
-        "MlpPolicy", vec(Monitor(Countdown(length))), n_steps=8, batch_size=8, n_epochs=1, device="cpu"
-    )
+def learn(steps, callback, length=3, n_envs=1):
+    env = vec(*(Monitor(Countdown(length)) for _ in range(n_envs)))
+    agent = PPO("MlpPolicy", env, n_steps=8 // n_envs, batch_size=8, n_epochs=1, device="cpu")
     return agent.learn(steps, callback)
 
 
@@ -283,6 +282,13 @@ def test_no_evaluation_begins_while_the_first_episodes_may_exceed_the_budget():
     limited = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=0.5)
     learn(40, limited, length=30)
     assert list(limited.reports) == [40]
+
+
+def test_the_first_episodes_of_several_environments_are_shorter():
+    """After 16 steps of 2 environments without an end, 2 episodes have at least 16 steps."""
+    limited = EvaluationCallback(Countdown(4), episodes=2, every_steps=8, budget=1.0)
+    learn(24, limited, length=30, n_envs=2)
+    assert list(limited.reports) == [16, 24]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from stable_baselines3.common.callbacks import CallbackList
 
 from rlxf.agents.common.checkpoint import newest_checkpoint_file
+from rlxf.evaluation import EvaluationCallback
 from rlxf.training import Archive, CheckpointFolder, CheckpointWriter, read_archive
-from rlxf.training.checkpoints import BackgroundWriter
+from rlxf.training.checkpoints import BackgroundWriter, stateful_callbacks
 from rlxf.utils.signals import StopRequest
 
 
@@ -233,3 +235,9 @@ def test_a_new_checkpoint_is_kept_next_to_those_of_more_steps(tmp_path, keep):
         write_checkpoint(folder, step)
         kept = sorted(steps[:number][-keep:])
         assert folder.files() == [folder.file(each) for each in kept]
+
+
+def test_each_of_several_callbacks_of_a_class_has_a_state():
+    first, second = (EvaluationCallback("CartPole-v1", episodes=n) for n in (1, 2))
+    found = stateful_callbacks(CallbackList([first, CallbackList([second])]))
+    assert list(found.values()) == [first, second]

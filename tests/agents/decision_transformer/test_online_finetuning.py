@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import configure
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.decision_transformer.online_rounds import EpisodeCollector
-from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transitions
+from rlxf.agents.decision_transformer.replay_buffer import REMOVALS, ReplayBuffer, Transitions
 from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
 from rlxf.envs.tensor_vec_env import as_vec_env
@@ -82,6 +82,22 @@ def test_the_worse_half_is_a_queue_of_the_episodes_below_the_best(capacity):
         others = [i for i in range(len(seen)) if i not in best]
         kept = [seen[i] for i in sorted(best + others[max(len(others) - capacity // 2, 0) :])]
         np.testing.assert_allclose(replay.trajectories().returns, kept, rtol=1e-5)
+
+
+@pytest.mark.parametrize("remove", REMOVALS)
+def test_a_replay_is_restored_from_its_collected_episodes(remove):
+    data, rng = some_trajectories(), np.random.default_rng(0)
+    replay = ReplayBuffer(data, 4, remove)
+    for _ in range(12):
+        restored = ReplayBuffer(data, 4, remove)
+        restored.load_state_dict(replay.state_dict())
+        added = [some_episode(data, each) for each in rng.normal(scale=10, size=rng.integers(3))]
+        for each in (replay, restored):
+            each.extend(added)
+        first, second = (each.trajectories() for each in (replay, restored))
+        for name in ("observations", "actions", "rewards", "return_to_go", "offsets", "terminated"):
+            np.testing.assert_array_equal(getattr(first, name), getattr(second, name), name)
+        assert len(restored.collected) == len(replay.collected)
 
 
 def test_unknown_removals_are_refused():

@@ -14,6 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import evaluate
+from rlxf.agents.common.weights import sync_normalization_statistics
 from rlxf.attention import CALM, KNN, Compressive, Full, Performer, RoPE, Window
 from rlxf.envs import FaultyEnvironmentError
 from rlxf.envs.action_replay import ActionReplay
@@ -220,6 +221,17 @@ def test_normalization_uses_statistics_of_all_processes(space, settings):
     expected = work()
     for actual in on_ranks(2, work):
         assert_close(actual, expected)
+
+
+def test_statistics_of_each_part_of_an_observation_are_those_of_all_processes():
+    def work():
+        env = VecNormalize(lively(observation_space=PARTS), norm_obs_keys=["vector"])
+        sync_normalization_statistics(env, process_group())
+        env.obs_rms["vector"].update(np.full((2, *VECTOR.shape), process_group().rank))
+        return env.obs_rms["vector"].mean
+
+    for mean in on_ranks(2, work):
+        np.testing.assert_allclose(mean, 0.5, atol=1e-3)
 
 
 class Signalled(BaseCallback):

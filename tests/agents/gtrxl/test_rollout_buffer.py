@@ -8,7 +8,7 @@ from gymnasium import spaces
 from rlxf.agents.gtrxl import MlpGTrXLPolicy, MultiInputGTrXLPolicy
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
-from rlxf.agents.gtrxl.state_buffer import _windows
+from rlxf.agents.gtrxl.state_buffer import StateBuffer, _windows
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs.tensor_vec_env import as_vec_env
 from rlxf.training.process_group import ProcessGroup
@@ -134,6 +134,20 @@ def test_hidden_states_are_written_in_place():
     assert len(places) == 1
 
 
+@pytest.mark.parametrize("n_envs", [1, ENVS])
+@pytest.mark.parametrize("layers", [1, LAYERS])
+def test_start_of_a_rollout_shorter_than_the_memory_moves_the_memory(layers, n_envs):
+    buffer = StateBuffer(layers, MEMORY, WIDTH, n_envs, LENGTH, torch.device("cpu"))
+    for x in (buffer.hidden, buffer.index.position, buffer.index.episode):
+        x.copy_(torch.arange(x.numel()).reshape(x.shape))
+    hidden, index = buffer.hidden[:, :, LENGTH:].clone(), buffer.index.at(slice(LENGTH, None))
+    position, episode = index.position.clone(), index.episode.clone()
+    started = buffer.start_rollout(LENGTH)
+    assert torch.equal(started.hidden, hidden)
+    assert torch.equal(started.index.position, position)
+    assert torch.equal(started.index.episode, episode)
+
+
 def test_no_gradient_flows_into_the_memory():
     agent = small_agent(scripts([[0]] * ENVS))
     *_, buffer = rollouts(agent, 2)
@@ -202,6 +216,13 @@ def test_memory_fill():
     assert [buffer.filled for buffer in rollouts(agent, 3)] == [0.5, 1.0, 1.0]
     agent = small_agent(scripts([[0, 1, 0, 0]] * ENVS), n_steps=4, batch_size=4)
     assert [buffer.filled for buffer in rollouts(agent, 3)] == [0.25] * 3
+
+
+def test_memory_is_not_filled_after_a_reset_step():
+    agent = small_agent(as_vec_env(next_step_scripts([[0, 0, 1]] * ENVS)), n_steps=4, batch_size=4)
+    for buffer in rollouts(agent, 3):
+        assert (buffer.weight[:, -1] == 0).all()
+        assert buffer.filled == 0.0
 
 
 def test_segments_hold_the_chosen_rows(with_fillers):

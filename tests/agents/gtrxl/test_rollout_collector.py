@@ -14,6 +14,7 @@ from tests.agents.gtrxl.test_ratio import assert_acts_as_it_learns
 from tests.agents.gtrxl.worlds import (
     OBSERVATIONS,
     next_step_scripts,
+    recurrent_core,
     rollouts,
     scripts,
     shifted,
@@ -54,6 +55,19 @@ def test_restored_state_gives_same_next_step(core, recompute):
     assert (restored.index.position > 0).any(), "no memory would be needed"
     for name in ("obs", "previous", "hidden", "actions", "values", "log_probs"):
         assert torch.equal(getattr(ours, name), getattr(restored, name)), name
+
+
+@pytest.mark.parametrize("core", [*CORES.values(), recurrent_core()], ids=[*CORES, "recurrent"])
+def test_steps_do_not_depend_on_the_length_of_rollouts(core):
+    def steps(n_steps):
+        agent = small_agent(scripts(ENDLESS), core=core, n_steps=n_steps, batch_size=8, learning_rate=0.0)
+        buffers = [(x.values.clone(), x.steps_index.position.clone()) for x in rollouts(agent, 16 // n_steps)]
+        return [torch.cat(parts, dim=1) for parts in zip(*buffers, strict=True)]
+
+    values, position = steps(4)
+    whole, every_position = steps(16)
+    assert torch.equal(position, every_position)
+    torch.testing.assert_close(values, whole)
 
 
 def test_incomplete_state_is_an_error():
@@ -217,8 +231,13 @@ def test_only_steps_of_current_episodes_are_read(monkeypatch):
     assert lengths == [0, 4, 4]
 
 
-def test_reset_clears_stored_steps():
-    agent = recomputing_agent(scripts(ENDLESS), n_steps=8)
+@pytest.mark.parametrize("recompute", [False, True], ids=["stored", "recomputed"])
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_reset_clears_the_memory(core, recompute):
+    agent = recomputing_agent(scripts(ENDLESS), n_steps=8, core=core, recompute_memory=recompute)
     agent.learn(2 * 16)
     agent.learn(2 * 8)
-    assert (agent.rollout_buffer.index.episode[:, :MEMORY] == EMPTY).all()
+    memory = slice(core.memory.length)
+    assert (agent.rollout_buffer.index.episode[:, memory] == EMPTY).all()
+    if agent.rollout_buffer.older is not None:
+        assert (agent.rollout_buffer.older.index.episode[:, :12] == EMPTY).all()
