@@ -55,6 +55,8 @@ class TrainingDiagnostics:
             scale: value head with the scale of recent returns.
             episode_returns: returns of the recent episodes.
         """
+        if not returns.numel():  # of several processes, this one lost all its steps
+            return
         spread = (returns - float(scale.mean)).square().mean().item()
         self.value.check(metrics["value_loss"], max(spread, float(scale.deviation) ** 2))
         self.scale.check(returns.abs().max().item(), rewards.abs().mean().item(), float(scale.largest))
@@ -152,14 +154,15 @@ class ReturnScaleCheck:
             largest: largest absolute return so far.
         """
         self._recent.append(newest)
-        is_past = len(self._recent) == RECENT_UPDATES and largest > SMALL_RETURNS * max(self._recent)
-        if is_past and 0 < SMALL_REWARDS * reward < largest and not self._warned:
+        is_old = len(self._recent) == RECENT_UPDATES and largest > SMALL_RETURNS * max(self._recent)
+        if is_old and 0 < SMALL_REWARDS * reward < largest and not self._warned:
             self._warned = True
             warn_user(
-                f"rewards, of {reward:.3g} in the mean, are tiny in comparison with an earlier return of "
-                f"{largest:.3g}, which sets the scale of values and advantages, so the agent hardly learns: "
-                f"if it was an outlier, clip the rewards in the environment and start a new run; for a task "
-                f"with smaller rewards, build a new agent and call its load_pretrained with this one"
+                f"rewards are tiny in comparison with an earlier return of {largest:.3g}: their mean size is "
+                f"{reward:.3g}. The earlier return sets the scale of values and advantages, so the "
+                f"agent hardly learns. If it was an outlier, clip the rewards in the environment and start a "
+                f"new run. For a task with smaller rewards, build a new agent and call its load_pretrained "
+                f"with this one"
             )
 
 

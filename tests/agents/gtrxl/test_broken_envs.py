@@ -16,6 +16,7 @@ from rlxf.attention.token_index import EMPTY
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
 from rlxf.envs.spaces import LOST
 from rlxf.training import CheckpointFolder, CheckpointWriter
+from rlxf.training.distributed import process_group
 from tests.agents.gtrxl.test_resume import ROLLOUT, TOTAL, begin, cut_off, lines
 from tests.agents.gtrxl.worlds import (
     RECURRENT_CORES,
@@ -28,6 +29,7 @@ from tests.agents.gtrxl.worlds import (
     small_agent,
 )
 from tests.envs.faulty_envs import breaking, made
+from tests.ranks import on_ranks
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:environment:RuntimeWarning")]
 
@@ -184,6 +186,21 @@ def test_rollout_without_real_steps_changes_nothing():
     agent.train()
     assert same(before, parameters(agent))
     assert agent.policy.value_net.deviation == deviation
+
+
+def train_without_steps_of_rank_1():
+    agent = small_agent(scripts(shifted(3)))
+    *_, buffer = rollouts(agent, 2)
+    if process_group().rank == 1:
+        buffer.index.episode.fill_(EMPTY)
+    agent.train()
+    return [x.tolist() for x in agent.policy.parameters()]
+
+
+def test_a_process_that_lost_all_steps_trains_on_those_of_the_others():
+    first, second = on_ranks(2, train_without_steps_of_rank_1)
+    assert first == second
+    assert torch.tensor(first[0]).isfinite().all()
 
 
 def test_reaching_restart_limit_ends_training(tmp_path):
