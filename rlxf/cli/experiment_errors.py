@@ -48,21 +48,30 @@ def _error_at(file: Path, place: str, message: str) -> PlanError:
     return TomlReader(file, read_text(file, "experiment file")).error(place, message)
 
 
-def warn_about_environments(file: Path, options: Mapping[str, Mapping[str, Any]]) -> None:
+def warn_about_environments(
+    file: Path, plan: Plan, options: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> None:
     """Warn of tasks whose environment is not registered, or does not take its arguments.
 
     This is no error, as the package of an environment may be missing on this machine only.
 
     Args:
         file: the experiment file.
-        options: name of a task -> options of one of its runs.
+        plan: its content.
+        options: names of a task and an agent -> options of their runs, for those that will be trained.
     """
-    for task, given in options.items():
+    messages: dict[str, None] = {}
+    for task, agent in plan.pairs():
+        given = options.get((task.name, agent.name), {})
         env = given.get("env")
         if env and (refusal := known_refusal(env, given.get("env_kwargs") or {})):
             option, reason = refusal
-            message = f"runs on task {task} will fail: {reason}"
-            warn_user(str(_error_at(file, f"tasks.{task}.{option}", message)))
+            tables = plan.tables(task, agent)
+            table = next((name for name in reversed(tables) if option in tables[name]), "")
+            message = f"runs on task {task.name} may fail: {reason}"
+            messages[str(_error_at(file, f"{table}.{option}", message))] = None
+    for message in messages:
+        warn_user(message)
 
 
 def warn_about_replaced_settings(file: Path, plan: Plan) -> None:

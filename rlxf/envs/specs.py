@@ -174,7 +174,7 @@ def _import_module_of_user(name: str) -> None:
 
 
 def known_refusal(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return "env" or "env_kwargs", and why an environment cannot be created with it; None if it may be.
+    """Return the option that is wrong, "env" or "env_kwargs", and the reason; None if none is found.
 
     No environment is created, and ids ``module:id`` and those of other packages are not examined, so that
     nothing is imported for them.
@@ -187,21 +187,19 @@ def known_refusal(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, str] | N
         return None
     try:
         spec = find_spec(env_id)
-        refused = [name for name in kwargs if not _is_accepted(spec, name)]
     except ValueError as error:
         return "env", str(error)
-    except (ImportError, gymnasium.error.Error):  # a package is missing; `creation_errors` names the extra
+    try:
+        refused = [name for name in kwargs if not _is_accepted(spec, name)]
+        return ("env_kwargs", _refused_argument(spec, refused[0])) if refused else None
+    except Exception:  # the import of its module may fail in any way, which `make_single` reports
         return None
-    return ("env_kwargs", _refused_argument(spec, refused[0])) if refused else None
 
 
 def _is_accepted(spec: EnvSpec, name: str) -> bool:
     """Return whether Gymnasium takes an argument of this name for an environment, or may take it."""
-    if (
-        name in spec.kwargs
-        or name in VECTOR_ARGUMENTS
-        or name in inspect.signature(gymnasium.make).parameters
-    ):
+    of_make = inspect.signature(gymnasium.make).parameters.keys() - {"id", "kwargs"}
+    if name in {*spec.kwargs, *VECTOR_ARGUMENTS, *of_make}:
         return True
     entry_points = [each for each in (spec.entry_point, spec.vector_entry_point) if each is not None]
     return any(takes_arguments(each, [name]) for each in entry_points)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import gymnasium
 import pytest
 
 from rlxf.attention import Window, register_technique
@@ -171,17 +172,22 @@ def test_settings_that_replace_those_of_a_file_of_an_agent_are_warned_about(recw
         (
             "CartPol-v1",
             "",
-            "small.toml, line 5: runs on task pole will fail: unknown environment id 'CartPol-v1'",
+            "small.toml, line 5: runs on task pole may fail: unknown environment id 'CartPol-v1'",
         ),
         (
             "Pendulum-v1",
             "{ gg = 3 }",
-            "line 6: runs on task pole will fail: Pendulum-v1 takes no argument 'gg'",
+            "line 6: runs on task pole may fail: Pendulum-v1 takes no argument 'gg'",
         ),
         (
             "rlxf/TMaze-v0",
             "{ corridor = 3 }",
-            "line 6: runs on task pole will fail: rlxf/TMaze-v0 takes no arg",
+            "line 6: runs on task pole may fail: rlxf/TMaze-v0 takes no arg",
+        ),
+        (
+            "Pendulum-v1",
+            "{ id = 3 }",
+            "line 6: runs on task pole may fail: Pendulum-v1 takes no argument 'id'",
         ),
         ("Pendulum-v1", "{ g = 3, max_episode_steps = 9 }", None),
         ("rlxf/TMaze-v0", "{ corridor_length = 3 }", None),
@@ -194,12 +200,35 @@ def test_environments_that_cannot_be_created_are_warned_about(recwarn, env, kwar
     task = f"env_kwargs = {kwargs}" if kwargs else ""
     text = FILE.replace("CartPole-v1", env).format(task=task, agent="", ppo="")
     Path("small.toml").write_text(text)
-    plan = read_plan(Path("small.toml"))
-    warn_about_environments(
-        Path("small.toml"), {task.name: plan.options(task, agent) for task, agent in plan.pairs()}
-    )
+    warn_about_environments(Path("small.toml"), *plan_and_options())
     assert len(recwarn) == (message is not None)
     assert message is None or message in str(recwarn[0].message)
+
+
+def plan_and_options():
+    plan = read_plan(Path("small.toml"))
+    options = {(task.name, agent.name): plan.options(task, agent) for task, agent in plan.pairs()}
+    return plan, options
+
+
+def test_arguments_of_one_agent_are_warned_about_at_their_line(recwarn):
+    text = FILE.format(task="", agent="env_kwargs = { x = 1 }", ppo="").replace("CartPole", "MountainCar")
+    Path("small.toml").write_text(text.replace("MountainCar-v1", "MountainCar-v0"))
+    warn_about_environments(Path("small.toml"), *plan_and_options())
+    (message,) = [str(each.message) for each in recwarn]
+    assert "line 10: runs on task pole may fail: MountainCar-v0 takes no argument 'x'" in message
+
+
+def test_an_environment_whose_import_fails_is_left_to_its_run(recwarn):
+    gymnasium.register("test/Broken-v1", entry_point="rlxf.envs.specs:no_such_class")
+    Path("small.toml").write_text(
+        FILE.format(task="env_kwargs = { x = 1 }", agent="", ppo="").replace("CartPole-v1", "test/Broken-v1")
+    )
+    try:
+        warn_about_environments(Path("small.toml"), *plan_and_options())
+    finally:
+        del gymnasium.registry["test/Broken-v1"]
+    assert len(recwarn) == 0
 
 
 def test_arguments_of_a_missing_package_do_not_stop_other_runs(monkeypatch):

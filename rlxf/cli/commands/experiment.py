@@ -136,19 +136,17 @@ class Experiment(Command):
         from rlxf.experiments.summary import Summary, write_summary
 
         with only_process(self.folder):
-            complete: list[Job] = []
-            missing: list[Job] = []
-            for _, job in jobs:
-                (complete if is_complete(job) else missing).append(job)
+            complete = [job for _, job in jobs if is_complete(job)]
+            done = set(complete)
+            pending = [(cell, job) for cell, job in jobs if job not in done]
             for job in complete:
                 run_job(job)  # completes the record of a run that outlived the program that started it
             print_out(f"{len(jobs)} runs, {len(complete)} of them complete: {self.folder}")
-            warn_about_environments(
-                self.file, {cell.task: json.loads(job.options) for cell, job in jobs if job in missing}
-            )
-            report = _Progress(len(missing))
+            options = {(cell.task, cell.agent): json.loads(job.options) for cell, job in pending}
+            warn_about_environments(self.file, plan, options)
+            report = _Progress(len(pending))
             with self._executor() as executor:
-                run_jobs(missing, executor, report)
+                run_jobs([job for _, job in pending], executor, report)
             summary = Summary(read_results(plan, jobs, report.errors))
             for table in summary.tables:
                 print_out(table)
