@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 
 from rlxf import DecisionTransformer, GTrXLPPO
-from rlxf.agents.common import gradient_programs, module_tree
+from rlxf.agents.common import gradient_programs, module_programs
 from rlxf.agents.gtrxl import compiled_losses as ppo
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.offline import algorithm
@@ -71,7 +71,7 @@ def captures() -> Iterator[list[Any]]:
         made.append(run)
         return real(run, device)
 
-    supports = patch.object(module_tree, "supports_graphs", lambda device: True)
+    supports = patch.object(module_programs, "supports_graphs", lambda device: True)
     with supports, patch.object(gradient_programs, "capture", capture):
         yield made
 

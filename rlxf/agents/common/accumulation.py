@@ -36,7 +36,8 @@ def losses_of_batch(
         steps: number of micro-batches.
         ranks: process group.
         program: computes losses and gradients as one program, or returns None if it cannot. It is neither
-            used for micro-batches nor with several processes. None to run their operations one by one.
+            used for micro-batches nor with several processes. None to run the operations of ``losses`` one by
+            one.
     """
     if steps > 1:
         return accumulate_gradients(losses, batch.split(steps), count, ranks), None

@@ -15,7 +15,7 @@ from rlxf.agents.common.gradient_programs import (
     Gradients,
     LossFunction,
 )
-from rlxf.agents.common.module_tree import ModulePrograms
+from rlxf.agents.common.module_programs import ModulePrograms
 from rlxf.attention import Transformer
 from rlxf.attention.functional_step import named_tensors, with_tensors
 from rlxf.attention.kernels.base import AttentionKernel

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlxf.agents.common.captured_function import CapturedFunction, supports_graphs
 from rlxf.agents.common.compiled_function import EQUAL_RESULTS, CompiledFunction, trace
-from rlxf.agents.common.module_tree import ModulePrograms
+from rlxf.agents.common.module_programs import ModulePrograms
 from rlxf.agents.gtrxl.observations import as_step_input, map_obs, obs_tensors
 from rlxf.attention.cache import KVCache
 from rlxf.attention.functional_step import named_tensors, with_tensors

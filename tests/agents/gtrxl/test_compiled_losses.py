@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlxf.agents.common import captured_function, gradient_programs, module_tree
+from rlxf.agents.common import captured_function, gradient_programs, module_programs
 from rlxf.agents.gtrxl.compiled_losses import CompiledPPOLosses, has_consecutive_steps
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import Routing
@@ -39,7 +39,7 @@ class Programs(list):
 def programs(request, monkeypatch):
     """Capture on the CPU, or record operations without compiling them; return the list of programs."""
     made = Programs(request.param)
-    monkeypatch.setattr(module_tree, "supports_graphs", lambda device: made.form == "captured")
+    monkeypatch.setattr(module_programs, "supports_graphs", lambda device: made.form == "captured")
     monkeypatch.setattr(
         gradient_programs, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
     )

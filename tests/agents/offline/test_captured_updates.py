@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlxf import DecisionTransformer
-from rlxf.agents.common import gradient_programs, module_tree
+from rlxf.agents.common import gradient_programs, module_programs
 from rlxf.agents.decision_transformer import HighestValueReturn
 from rlxf.agents.offline import algorithm
 from rlxf.agents.offline.objectives import QRegularized
@@ -37,7 +37,7 @@ AGENTS = {
 def captures(monkeypatch):
     """Capture on the CPU; return a list with an entry for each capture."""
     made = []
-    for module in (algorithm, module_tree):
+    for module in (algorithm, module_programs):
         monkeypatch.setattr(module, "supports_graphs", lambda device: True)
     monkeypatch.setattr(
         gradient_programs, "capture", lambda *given: made.append(given) or capture_on_cpu(*given)
