@@ -103,7 +103,7 @@ def check_readable(dataset_id: str, folder: Path) -> None:
         )
     version = metadata.get("minari_version")
     if isinstance(version, str) and version not in minari.supported_dataset_versions:
-        known = sorted(minari.supported_dataset_versions)
+        known = sorted(minari.supported_dataset_versions, key=lambda each: [*map(int, each.split("."))])
         raise DatasetError(
             f"dataset {dataset_id} in {folder} cannot be opened: it was made by Minari {version[:20]!r}, and "
             f"the installed Minari {minari.__version__} reads datasets of {known[0]} to {known[-1]}. Install "

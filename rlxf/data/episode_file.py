@@ -216,11 +216,9 @@ def _read(node: Any, space: spaces.Space[Any], steps: slice, decode: _Decode | N
         return values if isinstance(space, spaces.Dict) else tuple(values.values())
     if is_text(space):
         return None
-    return (
-        decode(node, steps, space)
-        if decode and is_image_space(space)
-        else read_rows(node, steps.start, steps.stop)
-    )
+    if decode and is_image_space(space):
+        return decode(node, steps, space)
+    return read_rows(node, steps.start, steps.stop)
 
 
 def _read_all(array: h5py.Dataset) -> NDArray[Any]:

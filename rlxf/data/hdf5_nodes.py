@@ -77,7 +77,7 @@ class LocalGroup:
 
 
 def read_rows(array: h5py.Dataset, start: int, stop: int) -> NDArray[Any]:
-    """Return ``array[start:stop]`` of numbers by h5py's low-level functions.
+    """Return ``array[start:stop]`` of numbers by h5py's low-level functions; the range must be in the array.
 
     Of an array that is read once, ``array[start:stop]`` takes twice as long.
     """

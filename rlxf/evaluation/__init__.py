@@ -38,4 +38,4 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted({*globals(), *_MODULES})

@@ -49,10 +49,10 @@ def mean_score(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
     Raises:
         ValueError: if there is no task, a task has no score, or a score is NaN or infinite.
     """
-    return _interval(scores, _mean, seed)
+    return _interval(scores, _mean_of_tasks, seed)
 
 
-def _mean(runs: RunScores) -> NDArray[np.float64]:
+def _mean_of_tasks(runs: RunScores) -> NDArray[np.float64]:
     means: NDArray[np.float64] = _task_means(runs).mean(axis=1)
     return means
 
@@ -152,11 +152,11 @@ def optimality_gap(scores: Sequence[ArrayLike], gamma: float = 1.0, seed: int = 
 
 
 def _gap(runs: RunScores, gamma: float = 1.0) -> NDArray[np.float64]:
-    return _mean([np.maximum(gamma - each, 0.0) for each in runs])
+    return _mean_of_tasks([np.maximum(gamma - each, 0.0) for each in runs])
 
 
 STATISTICS: dict[str, Statistic] = {
-    "mean_score": _mean,
+    "mean_score": _mean_of_tasks,
     "median_over_tasks": _median_of_tasks,
     "median_over_runs": _median_of_runs,
     "interquartile_mean_over_runs": _trimmed_mean,
@@ -172,7 +172,7 @@ def intervals_of(scores: Sequence[ArrayLike], names: Sequence[str], seed: int = 
 
     Args:
         scores: for each task, scores (N,) or (N, E).
-        names: names in `STATISTICS`.
+        names: names in `STATISTICS`, at least one; the threshold of `optimality_gap` is its default, 1.
         seed: seed of the resamples.
 
     Raises:

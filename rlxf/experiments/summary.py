@@ -32,7 +32,7 @@ from rlxf.utils.run_files import MEAN_RETURN, PROGRESS
 from rlxf.utils.tables import Table, printable
 from rlxf.utils.warnings import warn_user
 
-STATISTICS = {
+SCORE_STATISTICS = {
     "iqm": "interquartile_mean_over_runs",
     "mean": "mean_score",
     "median": "median_over_tasks",
@@ -155,8 +155,8 @@ def _changed_reference(members: Sequence[str], scored: Sequence[str]) -> list[st
 
 def _statistics(tables: Sequence[NDArray[np.float64]]) -> dict[str, Interval]:
     """Return the statistics of the scores (S, E) of an agent on several tasks by name."""
-    intervals = intervals_of(tables, list(STATISTICS.values()))
-    return {name: intervals[function] for name, function in STATISTICS.items()}
+    intervals = intervals_of(tables, list(SCORE_STATISTICS.values()))
+    return {name: intervals[function] for name, function in SCORE_STATISTICS.items()}
 
 
 def write_summary(summary: Summary, folder: Path) -> Iterator[Path]:

@@ -21,8 +21,9 @@ def keep_freed_memory() -> None:
     another one outside of the heap. Each update allocates and frees the same blocks, and the pages of memory
     that was returned have to be mapped again. The second threshold adapts to the largest block outside of the
     heap that was freed, so this function allocates and frees such a block, without writing to it. The peak of
-    the memory is the same. The function has no effect with other allocators, and if an environment variable
-    such as ``MALLOC_TRIM_THRESHOLD_`` sets a threshold.
+    the memory is the same, but the process may keep up to 1 GiB that it no longer uses. The first threshold
+    is not changed with other allocators, and if an environment variable, such as ``MALLOC_TRIM_THRESHOLD_``
+    or ``GLIBC_TUNABLES``, sets any parameter of malloc.
 
     Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
     """

@@ -99,7 +99,7 @@ def test_the_last_step_of_a_truncated_episode_is_left_out():
     assert (following[~terminal] == 1).all()
 
 
-def test_steps_are_drawn_uniformly_from_the_usable_steps_of_the_resampled_episodes():
+def test_random_numbers_select_among_the_usable_steps_of_the_resampled_episodes():
     data = MDP.record(BEHAVIOR, 12, 0)
     arguments = policy_actions(data), StepFeatures(data), FAST
     batches = TransitionBatches(data, *arguments, torch.Generator().manual_seed(3))

@@ -156,7 +156,7 @@ def causal_windows(x: Tensor, runs: EpisodeRuns, window: Tensor, taps: int) -> t
     """Return the inputs of a causal convolution with W taps, within episodes.
 
     Args:
-        x: inputs, (B, T, C).
+        x: inputs, (B, T, C), with T of at least 1.
         runs: episodes of the tokens; empty slots are skipped.
         window: the W - 1 inputs before the segment, oldest first, (B, W - 1, C), 0 where there were none.
         taps: number W.
@@ -178,16 +178,21 @@ def causal_windows(x: Tensor, runs: EpisodeRuns, window: Tensor, taps: int) -> t
     chain = [latest]
     for _ in range(taps - 1):
         chain.append(torch.where(chain[-1] < 0, -1, before.gather(1, chain[-1].clamp(min=0))))
-    inputs = [_gather_in_episode(padded, slot[:, start:], number) for slot in reversed(chain)]
+    current = number[:, start:]
+    inputs = [_gather_in_episode(padded, slot[:, start:], number, current) for slot in reversed(chain)]
     last = torch.cat([window[:, :0], *(values[:, -1:] for values in inputs[1:])], dim=1)
     return inputs, last
 
 
-def _gather_in_episode(x: Tensor, slot: Tensor, number: Tensor) -> Tensor:
-    """Gather x (B, S, C) for the last T slots, at the slots (B, T) in place of each.
+def _gather_in_episode(x: Tensor, slot: Tensor, number: Tensor, current: Tensor) -> Tensor:
+    """Return the values of x at slots, (B, T, C), 0 at negative slots and at those of another episode.
 
-    The result (B, T, C) is 0 where the slot is negative or belongs to another episode.
+    Args:
+        x: values, (B, S, C).
+        slot: slots, (B, T).
+        number: numbers of the episodes of x, (B, S).
+        current: numbers of the episodes that may be read, (B, T).
     """
     source = slot.clamp(min=0)
-    same = (slot >= 0) & (number.gather(1, source) == number[:, -slot.shape[1] :])
+    same = (slot >= 0) & (number.gather(1, source) == current)
     return x.gather(1, source[..., None].expand(-1, -1, x.shape[2])) * unsqueeze_like(same, x)

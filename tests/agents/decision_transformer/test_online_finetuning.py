@@ -98,6 +98,7 @@ def test_a_replay_is_restored_from_its_collected_episodes(remove):
         for name in ("observations", "actions", "rewards", "return_to_go", "offsets", "terminated"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name), name)
         assert len(restored.collected) == len(replay.collected)
+    assert replay.collected
 
 
 def test_unknown_removals_are_refused():

@@ -239,5 +239,7 @@ def test_reset_clears_the_memory(core, recompute):
     agent.learn(2 * 8)
     memory = slice(core.memory.length)
     assert (agent.rollout_buffer.index.episode[:, memory] == EMPTY).all()
-    if agent.rollout_buffer.older is not None:
-        assert (agent.rollout_buffer.older.index.episode[:, :12] == EMPTY).all()
+    older = agent.rollout_buffer.older
+    assert (older is not None) == isinstance(core.memory, KNN)
+    if older is not None:
+        assert (older.index.episode[:, :12] == EMPTY).all()
