@@ -8,7 +8,7 @@ if __name__ != "rlxf.envs":
 from typing import TYPE_CHECKING
 
 from rlxf.envs.specs import register_envs
-from rlxf.utils.lazy_names import import_lazily
+from rlxf.utils.lazy_names import lazy_attributes, modules_by_name
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.data import Trajectories, Windows, load_trajectories
@@ -64,33 +64,27 @@ __all__ = [
     "register_envs",
 ]
 
-_NAMES = {
-    "rlxf.envs.make": ("make_vec_env", "make_env"),
-    "rlxf.envs.curriculum": ("Curriculum", "CurriculumCallback", "CurriculumEnv"),
-    "rlxf.envs.spaces": ("check_spaces",),
-    "rlxf.envs.stitching_data": ("RoadFollower", "road_episodes"),
-    "rlxf.envs.stitching_maze": ("StitchingMaze",),
-    "rlxf.envs.tmaze": ("TMaze",),
-    "rlxf.envs.tmaze_vector": ("TMazeVector",),
-    "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition", "ReturnToGo"),
-    "rlxf.envs.action_replay": ("ActionReplay",),
-    "rlxf.envs.masked_velocities": ("MaskedVelocities",),
-    "rlxf.envs.tensor_vec_env": ("as_vec_env", "TensorVecEnv"),
-    "rlxf.envs.tmaze_tensor": ("TMazeTensor",),
-    "rlxf.envs.vector": ("StatefulVectorEnv", "GymnasiumVecEnv"),
-    "rlxf.envs.worker_pool": ("Workers",),
-    "rlxf.envs.worker_vec_env": ("WorkerVecEnv",),
-    "rlxf.utils.errors": ("FaultyEnvironmentError", "BrokenEnvironmentError"),
-    "rlxf.data": ("load_trajectories", "Trajectories", "Windows"),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = modules_by_name(
+    {
+        "rlxf.envs.make": ("make_vec_env", "make_env"),
+        "rlxf.envs.curriculum": ("Curriculum", "CurriculumCallback", "CurriculumEnv"),
+        "rlxf.envs.spaces": ("check_spaces",),
+        "rlxf.envs.stitching_data": ("RoadFollower", "road_episodes"),
+        "rlxf.envs.stitching_maze": ("StitchingMaze",),
+        "rlxf.envs.tmaze": ("TMaze",),
+        "rlxf.envs.tmaze_vector": ("TMazeVector",),
+        "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition", "ReturnToGo"),
+        "rlxf.envs.action_replay": ("ActionReplay",),
+        "rlxf.envs.masked_velocities": ("MaskedVelocities",),
+        "rlxf.envs.tensor_vec_env": ("as_vec_env", "TensorVecEnv"),
+        "rlxf.envs.tmaze_tensor": ("TMazeTensor",),
+        "rlxf.envs.vector": ("StatefulVectorEnv", "GymnasiumVecEnv"),
+        "rlxf.envs.worker_pool": ("Workers",),
+        "rlxf.envs.worker_vec_env": ("WorkerVecEnv",),
+        "rlxf.utils.errors": ("FaultyEnvironmentError", "BrokenEnvironmentError"),
+        "rlxf.data": ("load_trajectories", "Trajectories", "Windows"),
+    }
+)
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names
-
-    def __getattr__(name: str) -> object:
-        """Import the public object ``name`` from its module on first use (PEP 562)."""
-        return import_lazily(name, _MODULES, globals())
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    __getattr__, __dir__ = lazy_attributes(globals(), _MODULES)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rlxf.utils.lazy_names import import_lazily
+from rlxf.utils.lazy_names import lazy_attributes, modules_by_name
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.evaluation.callback import EvaluationCallback
@@ -21,21 +21,15 @@ __all__ = [
     "evaluate",
 ]
 
-_NAMES = {
-    "rlxf.evaluation.callback": ("EvaluationCallback",),
-    "rlxf.evaluation.episodes": ("evaluate",),
-    "rlxf.evaluation.report": ("Report", "TargetSweep", "compare"),
-    "rlxf.evaluation.validation": ("BestValidationCallback",),
-    "rlxf.evaluation.video": ("VideoCallback",),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = modules_by_name(
+    {
+        "rlxf.evaluation.callback": ("EvaluationCallback",),
+        "rlxf.evaluation.episodes": ("evaluate",),
+        "rlxf.evaluation.report": ("Report", "TargetSweep", "compare"),
+        "rlxf.evaluation.validation": ("BestValidationCallback",),
+        "rlxf.evaluation.video": ("VideoCallback",),
+    }
+)
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names
-
-    def __getattr__(name: str) -> object:
-        """Import the public object ``name`` from its module on first use (PEP 562)."""
-        return import_lazily(name, _MODULES, globals())
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    __getattr__, __dir__ = lazy_attributes(globals(), _MODULES)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rlxf.utils.lazy_names import import_lazily
+from rlxf.utils.lazy_names import lazy_attributes, modules_by_name
 
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.training.archive import Archive, read_archive, write_archive
@@ -53,35 +53,29 @@ __all__ = [
     "memory_budget",
 ]
 
-_NAMES = {
-    "rlxf.training.archive": ("Archive", "read_archive", "write_archive"),
-    "rlxf.training.checkpoints": ("CheckpointFolder", "CheckpointWriter"),
-    "rlxf.training.normalizer": ("load_normalizer", "save_normalizer"),
-    "rlxf.training.run_folder": ("RunFolder",),
-    "rlxf.training.schedules": (
-        "CosineSchedule",
-        "Schedule",
-        "UnknownSchedule",
-        "linear",
-        "parse_schedule",
-        "schedule_from_json",
-        "schedule_to_json",
-        "schedule_to_text",
-    ),
-    "rlxf.training.spaces": ("describe_difference", "space_from_json", "space_to_json"),
-    "rlxf.utils.errors": ("CheckpointError", "NumericalError", "ResumeError"),
-    "rlxf.utils.files": ("atomic_write",),
-    "rlxf.utils.memory_budget": ("memory_budget",),
-    "rlxf.utils.signals": ("stop_on_signals",),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = modules_by_name(
+    {
+        "rlxf.training.archive": ("Archive", "read_archive", "write_archive"),
+        "rlxf.training.checkpoints": ("CheckpointFolder", "CheckpointWriter"),
+        "rlxf.training.normalizer": ("load_normalizer", "save_normalizer"),
+        "rlxf.training.run_folder": ("RunFolder",),
+        "rlxf.training.schedules": (
+            "CosineSchedule",
+            "Schedule",
+            "UnknownSchedule",
+            "linear",
+            "parse_schedule",
+            "schedule_from_json",
+            "schedule_to_json",
+            "schedule_to_text",
+        ),
+        "rlxf.training.spaces": ("describe_difference", "space_from_json", "space_to_json"),
+        "rlxf.utils.errors": ("CheckpointError", "NumericalError", "ResumeError"),
+        "rlxf.utils.files": ("atomic_write",),
+        "rlxf.utils.memory_budget": ("memory_budget",),
+        "rlxf.utils.signals": ("stop_on_signals",),
+    }
+)
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names
-
-    def __getattr__(name: str) -> object:
-        """Import the public object ``name`` from its module on first use (PEP 562)."""
-        return import_lazily(name, _MODULES, globals())
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    __getattr__, __dir__ = lazy_attributes(globals(), _MODULES)
