@@ -21,7 +21,7 @@ EXPLOSION_RATIO = 100.0
 MIN_SAMPLES = 10
 """Minimum number of updates for a median of the value loss, and of episodes for a mean return."""
 SMALL_RETURNS, SMALL_REWARDS = 30.0, 5e4
-"""Multiples of all recent returns, and of the mean reward, above which the largest return hides them."""
+"""Multiples of all recent returns, and of the mean reward, above which earlier returns hide them."""
 RECENT_UPDATES = 20
 """Number of updates whose returns are recent."""
 
@@ -135,8 +135,8 @@ class ValueLossCheck:
 class ReturnScaleCheck:
     """Warn once when recent rewards and returns are tiny in comparison with the largest return so far.
 
-    The largest return sets a lower bound of the scale of values and advantages (`PopArtHead`), so an outlier
-    of a million, or a training in a task of much larger rewards, hides later rewards of one. Recent returns
+    The scale of values and advantages decreases by at most 3% per rollout (`PopArtHead`), so returns of a
+    million, e.g. of an earlier task with much larger rewards, hide later rewards of one. Recent returns
     may contain errors of values on that scale, so they alone do not show that rewards are tiny. Steps
     without rewards cause no warning: a sparse reward is expected to be large in comparison.
     """
@@ -159,10 +159,10 @@ class ReturnScaleCheck:
             self._warned = True
             warn_user(
                 f"rewards are tiny in comparison with an earlier return of {largest:.3g}: their mean size is "
-                f"{reward:.3g}. The earlier return sets the scale of values and advantages, so the "
-                f"agent hardly learns. If it was an outlier, clip the rewards in the environment and start a "
-                f"new run. For a task with smaller rewards, build a new agent and call its load_pretrained "
-                f"with this one"
+                f"{reward:.3g}. Such returns set the scale of values and advantages for hundreds of updates, "
+                f"in which the agent hardly learns. If they were outliers, clip the rewards in the "
+                f"environment and start a new run. For a task with smaller rewards, build a new agent and "
+                f"call its load_pretrained with this one"
             )
 
 

@@ -1,5 +1,6 @@
 """Value head of GTrXLPolicy, in units of the returns (PopArt)."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -16,6 +17,8 @@ UNITS = 1e-12, 1.0
 """Smallest and largest unit of `MIN_STD`. The square of a smaller one divides float32 numbers to infinity."""
 MIN_RATE = 0.05
 """Weight of the newest rollout in the statistics after the first 20 rollouts."""
+MAX_GROWTH = 100.0
+"""Bound of a new largest absolute return in the statistics, in standard deviations above that of the mean."""
 
 MEAN_KEY = "value_net.mean"
 MAX_STATISTICS = {
@@ -59,6 +62,10 @@ class PopArtHead(nn.Linear):
 
     The first 20 rollouts have equal weights in the statistics. Afterwards the statistics are an exponential
     moving average, so that the large returns of an early policy lose their influence on the scale.
+
+    A single outlier would set the scale for hundreds of rollouts. In the statistics, absolute returns are
+    therefore at most ``max(largest, |mu| + 100 sigma)``, with the largest one of earlier rollouts. The first
+    nonzero returns count in full. Those of a task with much larger rewards do so after few rollouts.
 
     Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2 ("preserving outputs precisely").
 
@@ -109,6 +116,7 @@ class PopArtHead(nn.Linear):
         return True
 
     def _update_statistics(self, returns: Tensor) -> None:
+        returns = self._without_outliers(returns)
         self.rollouts += 1
         self.largest.copy_(torch.maximum(self.largest, returns.abs().max()))
         rate = torch.clamp(1 / self.rollouts.double(), min=MIN_RATE)
@@ -117,3 +125,9 @@ class PopArtHead(nn.Linear):
         newest = (returns - mean).square().mean()
         self.variance.copy_(torch.lerp(before, newest, rate))
         self.mean.copy_(mean)
+
+    def _without_outliers(self, returns: Tensor) -> Tensor:
+        """Clip returns (N,) that exceed both all earlier ones and the bound of `MAX_GROWTH`."""
+        bound = torch.maximum(self.largest, self.mean.abs() + MAX_GROWTH * self.deviation)
+        bound = torch.where(self.largest > 0, bound, math.inf)
+        return returns.clamp(-bound, bound)

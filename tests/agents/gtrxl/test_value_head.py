@@ -51,6 +51,45 @@ def test_early_returns_lose_influence_on_scale():
     assert value_head.deviation.item() == pytest.approx(1, abs=0.5)
 
 
+def settled_head(scale: float = 1.0) -> PopArtHead:
+    """Return a head after 50 rollouts with returns of this size."""
+    value_head = head()
+    for _ in range(50):
+        value_head.update(scale * torch.randn(1000))
+    return value_head
+
+
+@pytest.mark.parametrize("outlier", [1e5, -1e9, 1e30])
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e3])
+def test_an_outlier_hardly_changes_the_scale(scale, outlier):
+    value_head = settled_head(scale)
+    before, returns = value_head.deviation, scale * torch.randn(1000)
+    returns[0] = scale * outlier
+    value_head.update(returns)
+    assert before < value_head.deviation < 2 * before
+    assert value_head.mean.abs() < before
+
+
+def test_returns_up_to_the_largest_so_far_count_in_full():
+    """A sparse reward that is found again after a long time is no outlier."""
+    value_head, sparse = head(), 1000 * torch.eye(1000)[0]
+    value_head.update(sparse)
+    for _ in range(600):
+        value_head.update(torch.zeros(1000))
+    assert value_head.deviation < 0.1
+    value_head.update(sparse)
+    assert value_head.deviation.item() == pytest.approx(1000 * math.sqrt(0.05 / 1000), rel=0.1)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e6])
+def test_much_larger_rewards_set_the_scale_after_few_rollouts(shift):
+    value_head = settled_head()
+    for _ in range(10):
+        value_head.update(1e5 * torch.randn(1000) + shift)
+    assert value_head.deviation > 5e4
+    assert value_head.mean >= 0.2 * shift - 1e4
+
+
 def test_returns_without_variance_do_not_divide_by_zero():
     value_head = head()
     for _ in range(50):
