@@ -154,6 +154,25 @@ def test_training_does_not_depend_on_the_unit_of_rewards(factor):
     torch.testing.assert_close(trained(factor), trained(1.0), rtol=0, atol=1e-3)
 
 
+class WithOutlier(Scaled):
+    """Environments whose reward is ``factor`` in one step of the first of them."""
+
+    steps = 0
+
+    def step_wait(self) -> Any:
+        obs, rewards, dones, infos = self.venv.step_wait()
+        self.steps += 1
+        if self.steps == 60:
+            rewards[0] = self.factor
+        return obs, rewards, dones, infos
+
+
+def test_a_training_continues_on_its_scale_after_an_outlier():
+    agent = small_agent(WithOutlier(scripts(shifted(4)), 1e12), loud=False).learn(6 * 64)
+    assert agent.policy.value_net.deviation < 100
+    assert agent.rollout_buffer.values.abs().max() < 1000
+
+
 @pytest.mark.parametrize("factor", [1e-37, 1e-25, 1e-20])
 def test_tiny_rewards_end_no_training(factor):
     """Their squares are 0 in float32, and the value loss in units of the returns must not become NaN."""
