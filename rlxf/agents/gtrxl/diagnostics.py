@@ -135,10 +135,11 @@ class ValueLossCheck:
 class ReturnScaleCheck:
     """Warn once when recent rewards and returns are tiny in comparison with the largest return so far.
 
-    The scale of values and advantages decreases by at most 3% per rollout (`PopArtHead`), so returns of a
-    million, e.g. of an earlier task with much larger rewards, hide later rewards of one. Recent returns
-    may contain errors of values on that scale, so they alone do not show that rewards are tiny. Steps
-    without rewards cause no warning: a sparse reward is expected to be large in comparison.
+    After the first 20 rollouts, the scale of values and advantages decreases by at most 3% per rollout
+    (`PopArtHead`). So returns of a million, e.g. of an earlier task with much larger rewards, hide later
+    rewards of one. Recent returns may contain errors of values on that scale, so they alone do not show that
+    rewards are tiny. Steps without rewards cause no warning: a sparse reward is expected to be large in
+    comparison.
     """
 
     def __init__(self) -> None:
