@@ -27,6 +27,10 @@ FIRST_END = 10_000
 """Steps of each environment after which `play` warns if no episode has ended in any environment."""
 LATER_ENDS = 30_000
 """Steps after which it warns of one environment; an episode of Atari has at most 27,000 steps of 4 frames."""
+MONITOR_ROUNDING = 6e-7
+"""Upper bound on the rounding error of the returns of SB3's ``Monitor``, which have six decimals."""
+SMALL_RETURN = 0.01
+"""Absolute return below which this rounding error is relevant."""
 
 
 def play(
@@ -208,14 +212,18 @@ def accumulated_score(info: Info, score: Score) -> Score | None:
 def monitored_score(info: Info, score: Score) -> Score | None:
     """Return the score of SB3's ``Monitor``, which is inside wrappers that change rewards.
 
+    ``Monitor`` rounds returns to six decimals, so a small return is the accumulated one if both agree.
+
     If a wrapper outside the monitor ended the episode, the score after a truncation, as by a time limit, is
     the accumulated one, with the rewards of that wrapper. After a termination, as by Atari wrappers when a
     life is lost, it is None.
     """
     episode = info.get("episode")
-    if episode is not None:
-        return float(episode["r"]), int(episode["l"])
-    return score if info.get("TimeLimit.truncated", False) else None
+    if episode is None:
+        return score if info.get("TimeLimit.truncated", False) else None
+    accumulated, monitored = score[0], float(episode["r"])
+    is_rounded = abs(accumulated) < SMALL_RETURN and abs(accumulated - monitored) <= MONITOR_ROUNDING
+    return accumulated if is_rounded else monitored, int(episode["l"])
 
 
 class EpisodeCounter:

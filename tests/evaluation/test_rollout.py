@@ -5,8 +5,10 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformReward
 from hypothesis import given
 from hypothesis import strategies as st
+from stable_baselines3.common.monitor import Monitor
 
 from rlxf import collect, evaluate
 from rlxf.envs.spaces import LOST
@@ -51,6 +53,27 @@ def _single(steps, i, quota):
             scores.append((total, length))
             total, length = 0.0, 0
     return scores[:quota]
+
+
+class Small(Countdown):
+    """Environment with rewards of 1, 2 and 3 times a small number, and thus a return of 6 times it."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def reward(self, action):
+        return self.scale * self.time
+
+
+def test_returns_are_not_rounded_to_the_decimals_of_a_monitor():
+    report = evaluate(Idle(), vec(Monitor(Small(1e-9))), episodes=2)
+    np.testing.assert_allclose(report.returns, 6e-9, rtol=1e-6)
+
+
+def test_small_returns_are_those_inside_wrappers_that_change_rewards():
+    env = TransformReward(Monitor(Small(1e-3)), lambda reward: 1.5 * reward)
+    assert evaluate(Idle(), vec(env), episodes=2).returns.tolist() == [0.006, 0.006]
 
 
 def test_lost_life_does_not_end_an_episode():
