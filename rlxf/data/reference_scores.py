@@ -83,17 +83,17 @@ TABLE = {
 """Reference scores by pattern of Gymnasium ids; ``*`` matches anything."""
 OTHER_REWARDS = ("*Dense-v*", "*Sparse-v*")
 """Patterns of variants with different rewards, such as ``AdroitHandPenSparse-v1``, which are excluded."""
-REWARD_ARGUMENTS = ("*_weight", "*healthy*")
-"""Patterns of arguments of MuJoCo environments that change rewards or the end of an episode."""
+CHANGING_ARGUMENTS = ("*_weight", "*healthy*", "xml_file", "frame_skip")
+"""Patterns of arguments of MuJoCo environments that change rewards, dynamics or the end of an episode."""
 
 
-def _has_default_rewards(kwargs: Mapping[str, Any]) -> bool:
-    changed = any(fnmatchcase(name, pattern) for name in kwargs for pattern in REWARD_ARGUMENTS)
+def _has_default_returns(kwargs: Mapping[str, Any]) -> bool:
+    changed = any(fnmatchcase(name, pattern) for name in kwargs for pattern in CHANGING_ARGUMENTS)
     return not changed and kwargs.get("reward_type", "dense") == "dense"
 
 
 def _ends_at_the_goal(kwargs: Mapping[str, Any]) -> bool:
-    return not kwargs.get("continuing_task", True)
+    return not kwargs.get("continuing_task", True) and kwargs.get("reward_type", "sparse") == "sparse"
 
 
 def _counts_four_tasks(kwargs: Mapping[str, Any]) -> bool:
@@ -142,6 +142,6 @@ def scores_from_table(env_id: str, env_kwargs: Mapping[str, Any] | None = None) 
     if any(fnmatchcase(name, pattern) for pattern in OTHER_REWARDS):
         return None
     pattern = next((each for each in TABLE if fnmatchcase(name, each)), None)
-    if pattern is None or not COMPARABLE.get(pattern, _has_default_rewards)(env_kwargs or {}):
+    if pattern is None or not COMPARABLE.get(pattern, _has_default_returns)(env_kwargs or {}):
         return None
     return TABLE[pattern]
