@@ -146,7 +146,9 @@ class Windows:
         """Draw the first steps of random windows, int64 (batch_size,), for `starting_at`.
 
         Each step is equally likely, or has the probability of `with_sampling`. In a loss over all steps of
-        the windows, step t of an episode has the weight min(t + 1, K): it is in as many windows.
+        the windows, step t of an episode has the weight min(t + 1, K): it is in as many windows. With
+        burn-in, the last K - 1 steps of an episode have up to almost twice this weight, because burn-in fills
+        the last K columns of shortened windows.
         """
         if self._sampler is not None:
             return self._sampler.draw(batch_size, generator)
