@@ -23,6 +23,7 @@ from rlxf.evaluation.intervals import (
     TRIM,
     Band,
     Interval,
+    as_scores,
     check_strata,
     in_batches,
     resample_stratum,
@@ -47,7 +48,8 @@ def mean_score(scores: Sequence[ArrayLike], seed: int = 0) -> Interval:
         seed: seed of the resamples.
 
     Raises:
-        ValueError: if there is no task, a task has no score, or a score is NaN or infinite.
+        ValueError: if there is no task, a task has no score, its runs have different numbers of episodes, or
+            a score is NaN or infinite.
     """
     return _interval(scores, _mean_of_tasks, seed)
 
@@ -307,7 +309,7 @@ def _resampled(
 
 def _tables(scores: Sequence[ArrayLike]) -> list[NDArray[np.float64]]:
     """Return the scores of each task as a table (N, E); scores (N,) are N runs of one episode."""
-    arrays = [np.asarray(task, np.float64) for task in scores]
+    arrays = [as_scores(task) for task in scores]
     tables = [array[:, None] if array.ndim == 1 else array for array in arrays]
     check_strata(tables)
     return tables

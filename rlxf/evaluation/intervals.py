@@ -138,7 +138,7 @@ def stratified_interquartile_mean(strata: Sequence[ArrayLike], seed: int = 0) ->
         ValueError: if there is no stratum, one of them is not a table with at least one value, or a score is
             NaN or infinite.
     """
-    tables = [np.asarray(stratum, np.float64) for stratum in strata]
+    tables = [as_scores(stratum) for stratum in strata]
     check_strata(tables)
     value = interquartile_mean(_pooled(tables))
     rng = np.random.default_rng(seed)
@@ -150,6 +150,17 @@ def stratified_interquartile_mean(strata: Sequence[ArrayLike], seed: int = 0) ->
         return means
 
     return Interval.of_resamples(value, in_batches(resample, sum(table.size for table in tables)))
+
+
+def as_scores(stratum: ArrayLike) -> NDArray[np.float64]:
+    """Return the scores of a stratum as an array; raise ValueError unless they are numbers that form one."""
+    try:
+        return np.asarray(stratum, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "scores must be numbers, and each row of a table must have the same number of episodes; if runs "
+            "have different numbers of episodes, use rlxf.evaluation.aggregates with the mean of each run"
+        ) from error
 
 
 def check_strata(tables: Sequence[NDArray[np.float64]]) -> None:

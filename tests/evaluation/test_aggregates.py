@@ -288,6 +288,7 @@ def test_bands_contain_their_value():
         ([[]], "at least one value"),
         ([1.0], "must be a table"),
         ([[1.0, np.nan]], "scores must be finite, got nan"),
+        ([[[1.0, 2.0], [3.0]]], "same number of episodes; .* with the mean of each run"),
     ],
 )
 def test_invalid_scores_are_rejected(aggregate, scores, message):

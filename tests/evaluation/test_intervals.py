@@ -203,6 +203,7 @@ def test_stratified_interval_does_not_depend_on_batches(monkeypatch):
         ([np.ones((2, 3)), np.ones((2, 0))], r"\(2, 0\)"),
         ([np.array([[1.0, np.nan]])], "scores must be finite, got nan"),
         ([np.array([[1.0, -np.inf]])], "scores must be finite, got -inf"),
+        ([[[1.0, 2.0], [3.0]]], "same number of episodes; .* with the mean of each run"),
     ],
 )
 def test_invalid_scores_are_rejected(strata, message):
