@@ -243,7 +243,7 @@ class EpisodeCounter:
         self._sums = np.zeros(len(quota))
         self._steps = np.zeros(len(quota), dtype=np.int64)
         self._scores: list[Score] = []
-        self._successes: list[Any] = []
+        self._successes: list[bool | None] = []
 
     @property
     def count(self) -> int:
@@ -270,7 +270,7 @@ class EpisodeCounter:
         returns, lengths = zip(*self._scores, strict=True)
         # Some environments report only successes; a missing report is then a failure.
         unreported = all(success is None for success in self._successes)
-        successes = None if unreported else np.array(self._successes).astype(bool)
+        successes = None if unreported else np.array(self._successes, np.object_).astype(bool)
         return Report(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64), successes)
 
     def _end(self, i: int, info: Info) -> None:
@@ -281,7 +281,7 @@ class EpisodeCounter:
         if self.remaining[i]:
             self.remaining[i] -= 1
             self._scores.append(score)
-            self._successes.append(info.get("is_success"))
+            self._successes.append(_success_of(info))
 
     def _check_rewards(self, rewards: np.ndarray, played: np.ndarray) -> None:
         for i in np.flatnonzero(played & ~np.isfinite(rewards)):
@@ -289,3 +289,12 @@ class EpisodeCounter:
                 f"reward must be finite, got {rewards[i]} from environment {i} "
                 f"at step {self._steps[i]} of its episode"
             )
+
+
+def _success_of(info: Info) -> bool | None:
+    """Return whether an episode was a success, by a number or an array of one; None if unknown or NaN."""
+    success = info.get("is_success")
+    if success is None:
+        return None
+    value = np.asarray(success)
+    return bool(value.all()) if (value == value).all() else None

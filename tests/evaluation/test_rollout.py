@@ -76,6 +76,17 @@ def test_small_returns_are_those_inside_wrappers_that_change_rewards():
     assert evaluate(Idle(), vec(env), episodes=2).returns.tolist() == [0.006, 0.006]
 
 
+@pytest.mark.parametrize("success", [1, np.float32(1), np.array([True]), np.array([[1.0]])])
+def test_successes_may_be_arrays_of_one_element(success):
+    envs = Countdown(last_info={"is_success": success}), Countdown()
+    assert evaluate(Idle(), vec(*envs), episodes=4).successes.tolist() == [True, False, True, False]
+
+
+def test_a_success_that_is_nan_does_not_count():
+    envs = (Countdown(last_info={"is_success": success}) for success in (np.nan, 1.0))
+    assert evaluate(Idle(), vec(*envs), episodes=2).successes.tolist() == [False, True]
+
+
 def test_lost_life_does_not_end_an_episode():
     tally = EpisodeCounter(np.array([1]), monitored_score)
     life_lost, episode_ended = {}, {"episode": {"r": 21.5, "l": 4}}
