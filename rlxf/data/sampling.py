@@ -37,6 +37,24 @@ class SamplingScheme(ABC):
             ValueError: if these episodes cannot be sampled.
         """
 
+    def checked_weights(
+        self, lengths: NDArray[np.int64], returns: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return `episode_weights` after a check; arguments and errors are the same.
+
+        Raises:
+            ValueError: also unless the weights are one finite number for each episode, at least 0, and not
+                all 0.
+        """
+        weights = np.asarray(self.episode_weights(lengths, returns), np.float64)
+        valid = weights.shape == lengths.shape and bool((weights >= 0).all())
+        if not (valid and 0 < weights.sum() < np.inf):
+            raise ValueError(
+                f"sampling={self} must weight {len(lengths)} episodes by finite numbers of at least 0, not "
+                f"all 0, got {np.array2string(weights, threshold=6)} of shape {weights.shape}"
+            )
+        return weights
+
 
 @dataclass(frozen=True)
 class UniformSteps(SamplingScheme):

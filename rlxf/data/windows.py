@@ -120,7 +120,8 @@ class Windows:
         """Return these windows with other probabilities of `draw`.
 
         Raises:
-            ValueError: if the episodes do not suit the scheme, e.g. because all returns are equal.
+            ValueError: if the episodes do not suit the scheme, e.g. because all returns are equal, or its
+                weights are invalid (`SamplingScheme.checked_weights`).
         """
         windows = copy(self)
         episodes = self.episodes
@@ -129,7 +130,7 @@ class Windows:
         if sampling == UNIFORM_STEPS:
             return windows
         lengths, returns = data.lengths[episodes], data.returns[episodes]
-        weights = sampling.episode_weights(lengths, returns)
+        weights = sampling.checked_weights(lengths, returns)
         windows._sampler = self._sampler_of(episodes, weights)
         return windows
 

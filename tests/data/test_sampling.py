@@ -1,6 +1,7 @@
 """Tests of the probabilities with which windows are drawn, and of the split into held-out episodes."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rlxf.data import (
     Windows,
     return_to_go,
 )
+from rlxf.data.sampling import SamplingScheme
 from rlxf.data.splits import split_episodes
 from tests.agents.decision_transformer.worlds import some_trajectories
 
@@ -192,6 +194,31 @@ def test_equal_returns_cannot_be_weighted():
 def test_bad_schemes_are_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@dataclass(frozen=True)
+class Weights(SamplingScheme):
+    """Scheme with given weights of episodes."""
+
+    weights: tuple[float, ...]
+
+    def episode_weights(self, lengths, returns):
+        return np.array(self.weights)
+
+
+@pytest.mark.parametrize("kind", [Windows, EpisodeWindows])
+@pytest.mark.parametrize(
+    "weights", [(0, 0, 0), (1, -1, 1), (-1, -1, -1), (1, np.nan, 1), (1, np.inf, 1), (1, 1)], ids=repr
+)
+def test_invalid_weights_of_episodes_are_errors(kind, weights):
+    windows = kind(some_trajectories(lengths=(2, 3, 4)), 2)
+    with pytest.raises(ValueError, match="must weight 3 episodes by finite numbers of at least 0, not all 0"):
+        windows.with_sampling(Weights(weights))
+
+
+def test_episodes_of_weight_0_are_not_drawn():
+    windows = Windows(some_trajectories(lengths=(2, 3, 4)), 2).with_sampling(Weights((0, 5, 0)))
+    assert set(windows.draw(200, torch.Generator().manual_seed(0)).tolist()) == {2, 3, 4}
 
 
 def test_agents_need_a_sampling_scheme():
