@@ -212,7 +212,8 @@ def accumulated_score(info: Info, score: Score) -> Score | None:
 def monitored_score(info: Info, score: Score) -> Score | None:
     """Return the score of SB3's ``Monitor``, which is inside wrappers that change rewards.
 
-    ``Monitor`` rounds returns to six decimals, so a small return is the accumulated one if both agree.
+    ``Monitor`` rounds returns to six decimals, and ``VecMonitor`` sums rewards in float32. The score
+    therefore is the accumulated one if both agree within these rounding errors.
 
     If a wrapper outside the monitor ended the episode, the score after a truncation, as by a time limit, is
     the accumulated one, with the rewards of that wrapper. After a termination, as by Atari wrappers when a
@@ -221,9 +222,16 @@ def monitored_score(info: Info, score: Score) -> Score | None:
     episode = info.get("episode")
     if episode is None:
         return score if info.get("TimeLimit.truncated", False) else None
-    accumulated, monitored = score[0], float(episode["r"])
-    is_rounded = abs(accumulated) < SMALL_RETURN and abs(accumulated - monitored) <= MONITOR_ROUNDING
-    return accumulated if is_rounded else monitored, int(episode["l"])
+    accumulated, monitored, length = score[0], float(episode["r"]), int(episode["l"])
+    is_rounded = abs(accumulated - monitored) <= _rounding_error(episode["r"], length)
+    return accumulated if is_rounded else monitored, length
+
+
+def _rounding_error(reported: float | np.float32, length: int) -> float:
+    """Return a bound on the rounding error of a return that a monitor reports; 0 if it is not relevant."""
+    if isinstance(reported, np.float32):  # by VecMonitor
+        return length * float(np.finfo(np.float32).eps) * abs(float(reported))
+    return MONITOR_ROUNDING if abs(reported) < SMALL_RETURN else 0.0
 
 
 class EpisodeCounter:

@@ -9,6 +9,7 @@ from gymnasium.wrappers import TransformReward
 from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecMonitor
 
 from rlxf import collect, evaluate
 from rlxf.envs.spaces import LOST
@@ -66,9 +67,24 @@ class Small(Countdown):
         return self.scale * self.time
 
 
+class Constant(Countdown):
+    """Environment with episodes of 3,000 steps and a reward of 0.1 in each."""
+
+    def __init__(self):
+        super().__init__(length=3_000)
+
+    def reward(self, action):
+        return 0.1
+
+
 def test_returns_are_not_rounded_to_the_decimals_of_a_monitor():
     report = evaluate(Idle(), vec(Monitor(Small(1e-9))), episodes=2)
     np.testing.assert_allclose(report.returns, 6e-9, rtol=1e-6)
+
+
+def test_returns_are_not_summed_in_the_precision_of_a_vec_monitor():
+    report = evaluate(Idle(), VecMonitor(vec(Constant())), episodes=2)
+    np.testing.assert_allclose(report.returns, 300.0, rtol=1e-7)
 
 
 def test_small_returns_are_those_inside_wrappers_that_change_rewards():
