@@ -1,6 +1,8 @@
 """Patterns that assign one of two patterns to each head, or to each layer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from torch import Tensor
 
@@ -10,15 +12,10 @@ from rlxf.utils.checks import check_int
 
 
 @dataclass(frozen=True)
-class _Assigned(CombinedPattern):
-    """Pattern in which a head of a layer uses one of two patterns."""
+class _Assigned(Either):
+    """Pattern in which a head of a layer uses one of two patterns; its rule is their union."""
 
-    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether one of both patterns allows the pair."""
-        return Either(self.first, self.second).mask_mod(i, j)
-
-    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
-        return Either(self.first, self.second).candidate_keys(i, positions)
+    sees_all = CombinedPattern.sees_all
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,6 @@ class HeadPatterns(_Assigned):
         """Check both patterns, and raise ValueError unless each has a head."""
         super().check(choices)
         check_leaves_heads(f"{self}", self.heads, choices.heads)
-
-    def for_layer(self, layer: int) -> Pattern:
-        return replace(self, first=self.first.for_layer(layer), second=self.second.for_layer(layer))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         number = max(0, heads - self.heads)
@@ -109,10 +103,7 @@ class HeadRules(Pattern):
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether a rule allows the pair."""
-        allowed = self.rules[0].mask_mod(i, j)
-        for rule in self.rules[1:]:
-            allowed = allowed | rule.mask_mod(i, j)
-        return allowed
+        return reduce(or_, (rule.mask_mod(i, j) for rule in self.rules))
 
     def for_heads(self, heads: int) -> tuple[Pattern, ...]:
         return self.rules
