@@ -12,8 +12,9 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from benchmarks.ablation_runs import Run, check_names, print_runs
+from benchmarks.ablation_runs import Run, print_runs
 from benchmarks.gtrxl_agents import FEWER_UPDATES
+from benchmarks.result_cache import check_names
 from rlxf.agents.gtrxl import GTrXLPPO, gtrxl
 from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.attention import GRUGate

@@ -1,6 +1,6 @@
 """Runs with one implementation detail changed, and their table."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -33,13 +33,6 @@ class Run:
     def mean(self) -> float:
         """Mean score of all evaluations, which is higher the earlier the agent learns."""
         return mean(score for _, score in self.curve)
-
-
-def check_names(**chosen: tuple[Collection[str], Collection[str]]) -> None:
-    """Raise ValueError if an option has names, the first of a pair, that are not among the second."""
-    for option, (names, allowed) in chosen.items():
-        if unknown := set(names) - set(allowed):
-            raise ValueError(f"{option} must be among {list(allowed)}, got {sorted(unknown)}")
 
 
 def print_runs(jobs: Jobs, processes: int, output: Path, details: Mapping[str, int]) -> None:

@@ -20,7 +20,7 @@ from benchmarks.attention_sizes import HEADS, SIZE
 from benchmarks.attention_subjects import SUBJECTS, Subject
 from benchmarks.machine import is_cuda, now
 from benchmarks.process_memory import peak_bytes
-from benchmarks.result_cache import run_missing, run_missing_here
+from benchmarks.result_cache import check_names, run_missing, run_missing_here
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.utils.matrix_products import float32_products
 
@@ -74,8 +74,7 @@ class Attention:
     """Output file with a line for each measurement; the figure is saved next to it."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.only) - set(self.subjects):
-            raise ValueError(f"only must be among {', '.join(self.subjects)}, got {sorted(unknown)}")
+        check_names(only=(self.only, self.subjects))
 
     @property
     def subjects(self) -> dict[str, Subject]:

@@ -16,9 +16,8 @@ from rich.table import Table
 from stable_baselines3.common.callbacks import BaseCallback
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks.ablation_runs import check_names
 from benchmarks.offline_setting import SHORT
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_names, run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.data import HighReturns, Sampling, load_trajectories
 from rlxf.data.sampling import UNIFORM_STEPS

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_names, run_missing
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.attention import (
@@ -129,8 +129,7 @@ class Corridors:
     """Output file with a line for each agent."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.cores) - set(CORES):
-            raise ValueError(f"cores must be among {', '.join(CORES)}, got {', '.join(sorted(unknown))}")
+        check_names(cores=(self.cores, CORES))
 
     def run(self) -> None:
         """Train and evaluate missing agents, write each result, and print the table."""

@@ -22,7 +22,7 @@ from stable_baselines3.common.env_util import make_vec_env as make_sb3_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_names, run_missing
 from rlxf.agents.gtrxl import GTrXLPPO
 
 EVALUATION_ENVS = 10
@@ -177,10 +177,7 @@ class Defaults:
 
     def __post_init__(self) -> None:
         self.names = self.tasks or tuple(TASKS)
-        if unknown := set(self.names) - set(TASKS):
-            raise ValueError(f"tasks must be among {list(TASKS)}, got {sorted(unknown)}")
-        if unknown := set(self.programs) - set(PROGRAMS):
-            raise ValueError(f"programs must be among {list(PROGRAMS)}, got {sorted(unknown)}")
+        check_names(tasks=(self.names, TASKS), programs=(self.programs, PROGRAMS))
 
     def run(self) -> None:
         """Train missing runs, print a line for each, print the table, and save the figure."""

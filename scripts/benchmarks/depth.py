@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.offline_setting import SHORT
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_names, run_missing
 from benchmarks.risk_control import violations_table
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.gtrxl import GTrXLPPO
@@ -114,10 +114,7 @@ class DepthBench:
     """Output file with a line for each run."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.kinds) - {"online", "offline"}:
-            raise ValueError(f"kinds must be among online and offline, got {sorted(unknown)}")
-        if unknown := set(self.only) - set(self.depths("offline")):
-            raise ValueError(f"only must be among {', '.join(self.depths('offline'))}, got {sorted(unknown)}")
+        check_names(kinds=(self.kinds, ("online", "offline")), only=(self.only, self.depths("offline")))
 
     def run(self) -> None:
         """Train missing runs, write each result, and print the tables."""

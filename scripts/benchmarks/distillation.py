@@ -14,7 +14,7 @@ from rich.table import Table
 from benchmarks.acting import seconds
 from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.offline_setting import SHORT
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_names, run_missing
 from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.data import load_trajectories
@@ -82,8 +82,7 @@ class Distillation:
     """Output file with a line for each pair."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.kinds) - {"offline", "online"}:
-            raise ValueError(f"kinds must be among offline and online, got {sorted(unknown)}")
+        check_names(kinds=(self.kinds, ("offline", "online")))
 
     def run(self) -> None:
         """Train and evaluate missing pairs, write each result, and print the tables."""

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.gtrxl_agents import FEWER_UPDATES
 from benchmarks.mixers import core_of
-from benchmarks.result_cache import SOLVED, SuccessCurve, run_missing
+from benchmarks.result_cache import SOLVED, SuccessCurve, check_names, run_missing
 from benchmarks.techniques import learn_with_each
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.attention.registry import TECHNIQUES
@@ -151,10 +151,8 @@ class Learning:
     saved next to it."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.corridors) - set(CORRIDORS):
-            raise ValueError(f"corridors must be among {list(CORRIDORS)}, got {sorted(unknown)}")
-        if strange := set(self.recurrences) - set(TECHNIQUES["recurrence"]):
-            raise ValueError(f"recurrences must be among {list(TECHNIQUES['recurrence'])}, got {strange}")
+        recurrences = self.recurrences, TECHNIQUES["recurrence"]
+        check_names(corridors=(self.corridors, CORRIDORS), recurrences=recurrences)
 
     def run(self) -> None:
         """Make missing runs, print the table, and plot the curves."""

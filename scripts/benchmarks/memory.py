@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.acting import processor_seconds
 from benchmarks.distillation import step_in_episode
 from benchmarks.gtrxl_agents import FEWER_UPDATES
-from benchmarks.result_cache import SuccessCurve, run_missing
+from benchmarks.result_cache import SuccessCurve, check_names, run_missing
 from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl
 from rlxf.agents.gtrxl.rollout_collector import memory_receptive_field
@@ -92,8 +92,7 @@ class MemoryBench:
     """Output file with a line for each run."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.memories) - {"XL", "Compressive", "KNN"}:
-            raise ValueError(f"memories must be among XL, Compressive and KNN, got {sorted(unknown)}")
+        check_names(memories=(self.memories, ("XL", "Compressive", "KNN")))
         if (reach := memory_receptive_field(self.core("XL"))) >= self.corridor:
             raise ValueError(
                 f"XL must not reach the hint: {self.layers} layers of {self.length} steps reach {reach} "

@@ -18,6 +18,7 @@ from benchmarks.machine import is_cuda, machine, now
 from benchmarks.offline_memory import Memory, memory_of_training
 from benchmarks.offline_setting import SETTINGS, Setting
 from benchmarks.operations import matrix_rate
+from benchmarks.result_cache import check_name
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.data import Windows, load_trajectories
@@ -92,8 +93,7 @@ class Offline:
     """Output file."""
 
     def __post_init__(self) -> None:
-        if self.setting not in SETTINGS:
-            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {self.setting!r}")
+        check_name("setting", self.setting, SETTINGS)
 
     def run(self) -> None:
         """Measure, print the tables, and write the numbers."""

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.ablation_runs import Run, check_names, print_runs
+from benchmarks.ablation_runs import Run, print_runs
 from benchmarks.offline_setting import Setting
+from benchmarks.result_cache import check_names
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer.conditioning import MaxReturn
 from rlxf.agents.offline.heads import DeterministicHead

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_name, run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import (
     MaximumEntropy,
@@ -133,8 +133,7 @@ class Online:
     """Output file with a line for each agent."""
 
     def __post_init__(self) -> None:
-        if self.agent not in AGENTS:
-            raise ValueError(f"agent must be one of {', '.join(AGENTS)}, got {self.agent!r}")
+        check_name("agent", self.agent, AGENTS)
         check_choice("replay_remove", self.replay_remove, REMOVALS)
 
     def run(self) -> None:

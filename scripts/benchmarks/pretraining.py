@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.offline_setting import SHORT
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_name, check_names, run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.agents.pretraining import KINDS, MaskedPretraining
@@ -106,11 +106,8 @@ class Pretraining:
     """Output file with the returns of each agent."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.initializations) - set(INITIALIZATIONS):
-            known, given = ", ".join(INITIALIZATIONS), ", ".join(sorted(unknown))
-            raise ValueError(f"initializations must be among {known}, got {given}")
-        if self.setting not in SHORT:
-            raise ValueError(f"setting must be one of {', '.join(SHORT)}, got {self.setting!r}")
+        check_names(initializations=(self.initializations, INITIALIZATIONS))
+        check_name("setting", self.setting, SHORT)
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.offline_methods import METHODS, PRESETS, evaluated, excluded
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_names, run_missing
 from rlxf import estimate_return
 from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation.intervals import rank_correlation_interval
@@ -120,13 +120,8 @@ class Ranking:
     """Output file with a line for each training: estimates and real returns of its agents."""
 
     def __post_init__(self) -> None:
-        for name, chosen, known in (
-            ("agents", self.agents, tuple(CHECKPOINTS)),
-            ("estimators", self.estimators, ESTIMATORS),
-            ("preset", (self.preset,), tuple(PRESETS)),
-        ):
-            if unknown := set(chosen) - set(known):
-                raise ValueError(f"{name} must be among {', '.join(known)}, got {', '.join(sorted(unknown))}")
+        check_names(agents=(self.agents, CHECKPOINTS), estimators=(self.estimators, ESTIMATORS))
+        check_names(preset=([self.preset], PRESETS))
         targets = {"rvs": len(self.quantiles), "dt": len(self.quantiles)}
         count = sum(targets.get(name, 1) * len(CHECKPOINTS[name]) for name in self.agents)
         if count < MIN_AGENTS:

@@ -1,7 +1,7 @@
-"""Cache of completed benchmark runs as JSON lines of a file, and their learning curves."""
+"""Runs of benchmarks: checks of their options, their cache as JSON lines of a file, their learning curves."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,21 @@ Jobs = Mapping[str, Callable[[], Any]]
 
 SOLVED = 0.95
 """Success rate from which a task counts as solved."""
+
+
+def check_names(**chosen: tuple[Iterable[Any], Iterable[Any]]) -> None:
+    """Raise ValueError if an option has names, the first of a pair, that are not among the second."""
+    for option, (names, allowed) in chosen.items():
+        known = [str(each) for each in allowed]
+        if unknown := sorted({str(name) for name in names}.difference(known)):
+            separator = "; " if any("," in each for each in known) else ", "
+            raise ValueError(f"{option} must be among {separator.join(known)}, got {separator.join(unknown)}")
+
+
+def check_name(option: str, name: str, allowed: Iterable[str]) -> None:
+    """Raise ValueError if the name of an option is not among the allowed ones."""
+    if name not in allowed:
+        raise ValueError(f"{option} must be one of {', '.join(allowed)}, got {name!r}")
 
 
 class SuccessCurve:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.offline_setting import SHORT
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_name, run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.common.retrieval import ActionDatastore
 from rlxf.agents.decision_transformer.acting import encode_dataset
@@ -95,8 +95,7 @@ class Retrieval:
     """Output file with the results of each agent."""
 
     def __post_init__(self) -> None:
-        if self.setting not in SHORT:
-            raise ValueError(f"setting must be one of {', '.join(SHORT)}, got {self.setting!r}")
+        check_name("setting", self.setting, SHORT)
 
     def run(self) -> None:
         """Train and evaluate missing agents, write each result, and print the tables."""

@@ -25,7 +25,7 @@ from benchmarks.offline_methods import (
     measure,
     measure_data,
 )
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_name, check_names, run_missing
 from rlxf.evaluation.intervals import stratified_interquartile_mean
 
 MUJOCO = (
@@ -108,10 +108,8 @@ class Returns:
     """Output file with a line for each agent and for each dataset."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.methods) - set(METHODS):
-            raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(sorted(unknown))}")
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        check_names(methods=(self.methods, METHODS))
+        check_name("preset", self.preset, PRESETS)
         for name in ("updates", "width", "layers", "context", "batch_size", "seeds", "episodes"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
 
-from benchmarks.result_cache import run_missing
+from benchmarks.result_cache import check_names, run_missing
 from benchmarks.update_clock import UpdateClock
 from rlxf import BehaviorCloning, DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import (
@@ -107,8 +107,7 @@ class Stitching:
     """Output file with a line for each agent."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.kinds) - set(KINDS):
-            raise ValueError(f"kinds must be among {'; '.join(KINDS)}, got {'; '.join(sorted(unknown))}")
+        check_names(kinds=(self.kinds, KINDS))
 
     def run(self) -> None:
         """Train and evaluate missing agents, write each result, and print the table."""

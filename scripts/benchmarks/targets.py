@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks import hugging_face
 from benchmarks.machine import fresh_processes
 from benchmarks.offline_setting import SETTINGS, Setting
+from benchmarks.result_cache import check_names
 from rlxf import DecisionTransformer, evaluate
 from rlxf.data import ReferenceScores, load_trajectories
 from rlxf.evaluation import Report, TargetSweep, compare
@@ -103,12 +104,7 @@ class Targets:
     """Output file with a line for each agent; figures are saved next to it."""
 
     def __post_init__(self) -> None:
-        for name, chosen, known in (
-            ("setting", {self.setting}, SETTINGS),
-            ("programs", {*self.programs}, PROGRAMS),
-        ):
-            if chosen - set(known):
-                raise ValueError(f"{name} must be among {', '.join(known)}, got {sorted(chosen)}")
+        check_names(setting=([self.setting], SETTINGS), programs=(self.programs, PROGRAMS))
 
     def run(self) -> None:
         """Train missing agents, print a line for each, and the tables at the end."""
