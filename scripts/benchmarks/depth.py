@@ -1,7 +1,7 @@
 """Layer passes, step time and returns of adaptive depth, and validity of its risk guarantee."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -262,8 +262,8 @@ def reports(runs: dict[tuple[str, int], Run]) -> dict[str, Report]:
     return results
 
 
-def as_report(measured: list[Measured]) -> Report:
-    """Pool the episodes of several measurements in one report."""
+def as_report(measured: Sequence[Any]) -> Report:
+    """Pool the episodes of several measurements, which have ``returns`` and ``lengths``, in one report."""
     returns, lengths = (
         np.concatenate([getattr(one, what) for one in measured]) for what in ("returns", "lengths")
     )

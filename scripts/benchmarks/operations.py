@@ -1,6 +1,6 @@
 """Upper bound of throughput: required operations over the measured rate of matrix products."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -45,35 +45,23 @@ def steps_per_second_at_most(shape: Shape, rate: float) -> float:
     return rate / (2 * multiply_adds_per_step(shape))
 
 
-def matrix_rate(
-    device: str = "cpu", matrices: Sequence[tuple[int, int, int]] | None = None, seconds: float = 0.5
-) -> float:
+def matrix_rate(device: str = "cpu") -> float:
     """Return the highest rate of float32 matrix products in operations per second, as updates compute them.
 
     On a CPU, these are the products of `float32_products`. Other settings are those of torch: the number of
     threads, and on a GPU float32 without TF32 by default.
-
-    Args:
-        device, matrices, seconds: see `torch_matrix_rate`.
     """
     with float32_products(SMALLEST, device):
-        return torch_matrix_rate(device, matrices, seconds)
+        return torch_matrix_rate(device)
 
 
-def torch_matrix_rate(
-    device: str = "cpu", matrices: Sequence[tuple[int, int, int]] | None = None, seconds: float = 0.5
-) -> float:
+def torch_matrix_rate(device: str = "cpu") -> float:
     """Return the highest rate of float32 matrix products in operations per second, with torch's settings.
 
-    Each product (n, k) x (k, m) is repeated for ``seconds``; the rate is 2 n k m over its shortest time.
-
-    Args:
-        device: device of the matrices.
-        matrices: sizes (n, k, m); None: `MATRICES`, or `CUDA_MATRICES` on a GPU.
-        seconds: time for each product.
+    Each product (n, k) x (k, m) is repeated for half a second; the rate is 2 n k m over its shortest time.
     """
-    matrices = matrices or (CUDA_MATRICES if is_cuda(device) else MATRICES)
-    return max(2 * n * k * m / fastest(product(n, k, m, device), seconds, device) for n, k, m in matrices)
+    matrices = CUDA_MATRICES if is_cuda(device) else MATRICES
+    return max(2 * n * k * m / fastest(product(n, k, m, device), 0.5, device) for n, k, m in matrices)
 
 
 def product(n: int, k: int, m: int, device: str) -> Callable[[], object]:

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.depth import as_report
 from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import check_name, run_missing
 from rlxf import DecisionTransformer, evaluate
@@ -201,14 +202,6 @@ def interval(own: np.ndarray, baseline: np.ndarray, agents: np.ndarray) -> str:
         episodes = rng.integers(returns.shape[1], size=(DRAWS, *returns.shape))
         gain += sign * returns[agents[..., None], episodes].mean(axis=(1, 2))
     return "{:.0f} to {:.0f}".format(*np.percentile(gain, [2.5, 97.5]))
-
-
-def as_report(runs: list[Run]) -> Report:
-    """Pool the episodes of several runs in one report."""
-    returns, lengths = (
-        np.concatenate([getattr(run, what) for run in runs]) for what in ("returns", "lengths")
-    )
-    return Report(returns, lengths)
 
 
 def costs(runs: list[Run]) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from benchmarks.acting import acting_milliseconds
 from benchmarks.machine import machine
 from benchmarks.operations import matrix_rate, steps_per_second_at_most, torch_matrix_rate
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
-from benchmarks.throughput import iteration_rates, typical
+from benchmarks.throughput import iteration_rates
 from rlxf.envs.make import make_vec_env
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlxf" / "cleanrl-venv"
@@ -52,8 +53,8 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Typical environment steps per second."""
-        return typical(self.rates)
+        """Median environment steps per second, which is robust to other programs on the machine."""
+        return median(self.rates)
 
     def at_most(self, matrix_rate: float) -> float | None:
         """Return the upper bound of steps per second from its operation count; None without a shape."""

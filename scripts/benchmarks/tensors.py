@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import get_device
 
 from benchmarks.machine import machine, now
-from benchmarks.throughput import typical
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.envs.tmaze_tensor import TMazeTensor
@@ -93,7 +93,7 @@ class Tensors:
         rates: dict[str, Any] = {"copies": copies, "environments": self._environment_rates(copies)}
         for phase in ("rollouts", "iterations"):
             seconds = {name: getattr(clocks[name], phase)[1:] for name in ENVS}
-            rates[phase] = {name: typical([rollout / each for each in seconds[name]]) for name in ENVS}
+            rates[phase] = {name: median([rollout / each for each in seconds[name]]) for name in ENVS}
         return rates
 
     def table(self, results: list[dict[str, Any]]) -> Table:

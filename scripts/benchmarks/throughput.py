@@ -1,7 +1,6 @@
 """Environment steps per second over rollout and training."""
 
 from itertools import pairwise
-from statistics import median
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -40,8 +39,3 @@ def iteration_rates(agent: OnPolicyAlgorithm, iterations: int) -> list[float]:
 def rates(times: list[float], steps: int) -> list[float]:
     """Return ``steps`` divided by the seconds between successive ``times``."""
     return [steps / (end - start) for start, end in pairwise(times)]
-
-
-def typical(rates: list[float]) -> float:
-    """Return the median, which is robust to other programs on the machine."""
-    return median(rates)
