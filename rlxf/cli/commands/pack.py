@@ -1,6 +1,7 @@
 """``rlxf pack``: copy the agent of a run into a small folder to share."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,9 +10,13 @@ from tyro.conf import Positional
 
 from rlxf.cli.options import Command, Trust, options
 from rlxf.cli.output import print_out
+from rlxf.utils.files import create_folder
 
 if TYPE_CHECKING:
     from rlxf.training import RunFolder
+
+Content = Path | bytes | Callable[[Path], object]
+"""Content of a file: the path of a file to copy, the bytes, or a function that writes the file."""
 
 
 @options
@@ -50,7 +55,6 @@ class Pack(Command):
     def _pack(self, run: "RunFolder", agent: Any) -> None:
         from rlxf.agents.common.checkpoint import OPTIMIZER
         from rlxf.cli.shared_runs import shared_content
-        from rlxf.sharing.packing import Content, pack
         from rlxf.utils.run_files import CHECKPOINT
 
         content = shared_content(
@@ -64,5 +68,16 @@ class Pack(Command):
         )
         files: dict[str, Content] = {**content}
         files[CHECKPOINT] = partial(agent.save, exclude=[OPTIMIZER])
-        pack(self.folder, files)
+        create_folder(self.folder, partial(_write_files, files))
         print_out(f"{', '.join(sorted(files))} of {run.path} are written to {self.folder}")
+
+
+def _write_files(files: Mapping[str, Content], folder: Path) -> None:
+    """Write files by name into a folder."""
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        elif isinstance(content, Path):
+            shutil.copyfile(content, folder / name)
+        else:
+            content(folder / name)
