@@ -221,6 +221,12 @@ def write_slots(buffer: Tensor, axis: int, slot: int | Tensor, x: Tensor) -> Non
         buffer.narrow(axis, slot, count).copy_(x)
 
 
+def gather_slots(x: Tensor, slots: Tensor) -> Tensor:
+    """Gather x (B, H, T, D) at slots (B, H, n, W) int64, for each head its own: (B, H, n, W, D)."""
+    chosen = slots.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
+    return x.gather(2, chosen).unflatten(2, slots.shape[2:])
+
+
 def is_tracing() -> bool:
     """Return whether torch.export traces this code, so that values of tensors are unknown."""
     return torch.compiler.is_exporting()

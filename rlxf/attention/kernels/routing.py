@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
-from rlxf.attention.gather import gather_slots
 from rlxf.attention.kernels.base import PairwiseKernel, check_key_heads, check_sees_whole_sequence
 from rlxf.attention.kernels.bucket_attention import (
     BucketAttention,
@@ -18,7 +17,7 @@ from rlxf.attention.kernels.bucket_attention import (
     count_shared_rounds,
 )
 from rlxf.attention.technique import SpecView
-from rlxf.attention.token_index import EMPTY, TokenIndex
+from rlxf.attention.token_index import EMPTY, TokenIndex, gather_slots
 from rlxf.utils.checks import check_between, check_int, check_not_negative, check_seed
 
 

@@ -14,9 +14,8 @@ from rlxf.attention.attention import Attention, LayerCache, PassCache, Projected
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.attention_options import AttentionArguments, repeat_heads
 from rlxf.attention.dropout import dropout as apply_dropout
-from rlxf.attention.gather import gather_slots
 from rlxf.attention.memory.base import extend_mask
-from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.token_index import TokenIndex, gather_slots
 from rlxf.utils.extras import check_search_backend, import_faiss
 
 MAX_SCORES = 2**24
