@@ -13,10 +13,10 @@ from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
-from rlxf.agents.mlp.sb3_arguments import MLP_SB3_ARGUMENTS
 from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import EncodedObservation
+from rlxf.agents.offline.sb3_arguments import MLP_SB3_ARGUMENTS
 from rlxf.data import Trajectories, Windows
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import differ_beyond_rounding

@@ -15,12 +15,12 @@ from rlxf.agents.common.arguments import reject_unknown_arguments
 from rlxf.agents.common.precision import Precision
 from rlxf.agents.mlp.acting import MLPAgent
 from rlxf.agents.mlp.model import MLPConfig, MLPModel
-from rlxf.agents.mlp.sb3_arguments import MLP_SB3_ARGUMENTS
 from rlxf.agents.offline.agent import TargetReturnAgent
 from rlxf.agents.offline.config import as_hidden_sizes
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.objectives import Objective
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation
+from rlxf.agents.offline.sb3_arguments import MLP_SB3_ARGUMENTS
 from rlxf.agents.offline.trajectory_model import default_return_scale
 from rlxf.data import Trajectories
 from rlxf.data.dataset_source import Dataset

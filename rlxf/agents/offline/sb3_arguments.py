@@ -20,7 +20,7 @@ _RETURNS = UnsupportedArgument(
     "returns are sums of rewards without discount; to scale them use return_scale=..."
 )
 _TARGET_RATE = UnsupportedArgument("only objective=QRegularized(target_rate=...) has target networks")
-NO_EXPLORATION = "the agent explores by sampling its actions; use objective=MaximumEntropy(...)"
+_NO_EXPLORATION = "the agent explores by sampling its actions; use objective=MaximumEntropy(...)"
 _ENTROPY = UnsupportedArgument("only objective=MaximumEntropy(...) has an entropy coefficient")
 _DATASET_SPACE = UnsupportedArgument("the spaces are those of the dataset; leave it out")
 _SCHEDULE = UnsupportedArgument("use learning_rate, which may be a schedule")
@@ -39,15 +39,40 @@ OFFLINE_SB3_ARGUMENTS = {
     **dict.fromkeys(("tau", "target_update_interval"), _TARGET_RATE),
     **dict.fromkeys(("ent_coef", "target_entropy"), _ENTROPY),
     "action_noise": UnsupportedArgument(
-        f"{NO_EXPLORATION}, or objective=QRegularized(...) and learn_online(exploration_noise=...)",
+        f"{_NO_EXPLORATION}, or objective=QRegularized(...) and learn_online(exploration_noise=...)",
         neutral=(None,),
     ),
-    "use_sde": UnsupportedArgument(NO_EXPLORATION, neutral=(False,)),
+    "use_sde": UnsupportedArgument(_NO_EXPLORATION, neutral=(False,)),
     "total_timesteps": UnsupportedArgument("pass the number of updates to learn(steps=...)"),
     **dict.fromkeys(("observation_space", "action_space"), _DATASET_SPACE),
     "lr_schedule": _SCHEDULE,
 }
 """Unsupported arguments of the constructors of `DecisionTransformer` and `MaskedPretraining`."""
+
+MLP_SB3_ARGUMENTS = OFFLINE_SB3_ARGUMENTS | {
+    **dict.fromkeys(
+        ("policy", "policy_kwargs", "net_arch"),
+        UnsupportedArgument("the network has the hidden layers hidden_sizes=(...)", neutral=(None, {})),
+    ),
+    **dict.fromkeys(
+        ("buffer_size", "n_envs", "n_steps", "train_freq", "gradient_steps", "n_epochs", "learning_starts"),
+        UnsupportedArgument("the agent learns from a dataset only, without environments; leave it out"),
+    ),
+    **dict.fromkeys(
+        ("replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"),
+        UnsupportedArgument("batches are drawn from the dataset; leave it out", neutral=(None, {}, False)),
+    ),
+    **dict.fromkeys(
+        ("gamma", "gae_lambda"),
+        UnsupportedArgument("returns are sums of rewards without discount; leave it out"),
+    ),
+    **dict.fromkeys(
+        ("tau", "target_update_interval"),
+        UnsupportedArgument("there is no target network; leave it out"),
+    ),
+    "action_noise": UnsupportedArgument(_NO_EXPLORATION, neutral=(None,)),
+}
+"""Unsupported arguments of the constructors of `BehaviorCloning` and `ReturnConditionedMLP`."""
 
 SB3_LEARN_ARGUMENTS = {
     "total_timesteps": UnsupportedArgument("it counts updates, not steps of an environment; use steps=...")
