@@ -128,8 +128,8 @@ class TransformerSpec(PythonNumbers, SpecView):
         Raises:
             ValueError: if the options of a recurrence give an initial weight that is not finite.
         """
-        segmented = self.memory is not None and self.memory.segment_length is not None
-        transformer = SegmentedTransformer(self) if segmented else Transformer(self)
+        kind = SegmentedTransformer if self.counts_positions_by_segment else Transformer
+        transformer = kind(self)
         if self.has_recurrence and (fault := parameter_fault(transformer)) is not None:
             raise ValueError(f"{fault}; use other options")
         return transformer

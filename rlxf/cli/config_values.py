@@ -10,6 +10,7 @@ from operator import or_
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from rlxf.agents.gtrxl.config import SCHEDULES
 from rlxf.attention import TransformerSpec
 from rlxf.attention.registry import TECHNIQUES, technique_from_json
 from rlxf.cli.options import Command, NotACountError, read_count
@@ -19,8 +20,6 @@ from rlxf.utils.names import did_you_mean
 
 CHOICES = ("objective", "conditioning", "sampling")
 """Options that take a name, or a table with a ``name`` and options."""
-SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")
-"""Options with the text of a schedule, which can be a number."""
 MAX_SHOWN = 100
 """Maximum length of a name that a message shows as a whole."""
 JSON_TYPES = (dict[str, Any], dict[str, Any] | None)
@@ -182,7 +181,7 @@ _RULES = {
 def _rule(name: str, hint: Any) -> Rule:
     """Return the values of an option that are allowed in a file."""
     rule = _rule_of(hint)
-    if name in SCHEDULES:
+    if name in SCHEDULES:  # the text of a schedule, or a number
         return rule | number()
     return rule | MAPPING if name in CHOICES and hint is str else rule
 

@@ -34,6 +34,7 @@ from rlxf.utils.rng import preserve_rng_state
 
 DEFAULT_EVALUATIONS = 10
 """Default largest number of evaluations in a training."""
+BEST_TITLE = "best evaluation during training: mean return"
 MAX_ENVIRONMENTS = 32
 """Maximum number of parallel environments of an evaluation."""
 
@@ -145,7 +146,7 @@ class EvaluatedTrainingCommand(TrainingCommand):
                 f"an evaluation reached --stop-return {self.stop_return:g}: the training ended after "
                 f"{agent.num_timesteps:,} of {self.total:,} {self.unit}"
             )
-        elif summary := self._describe_best(run):
+        elif summary := self.describe_selection(run, EVALUATION_STATE, run.best, BEST_TITLE):
             print_out(summary)
         plot_targets(reports, {"last": run.path, **folders})
         self.compare_reports(agent, run, reports)
@@ -160,12 +161,6 @@ class EvaluatedTrainingCommand(TrainingCommand):
 
     def compare_reports(self, agent: Any, run: RunFolder, reports: Mapping[str, Any]) -> None:  # optional
         """Print comparisons with the reports of the final evaluation, by checkpoint name."""
-
-    def _describe_best(self, run: RunFolder) -> str:
-        """Return one line with the best evaluation and the path of its checkpoint; "" if there is none."""
-        return self.describe_selection(
-            run, EVALUATION_STATE, run.best, "best evaluation during training: mean return"
-        )
 
     @contextmanager
     def fresh_env(self, agent: Any, episodes: int) -> Iterator[VecEnv]:

@@ -49,7 +49,7 @@ def observation_encoder(space: Space) -> "VectorEncoder | ImageEncoder":
         raise TypeError(f"observation space {space} is empty; use a space with at least one part")
     if is_text_only(space):
         raise TypeError(f"observation space {space} contains only text, which is not supported")
-    _check_vector(space, "observation space")
+    _check_vector(space)
     return VectorEncoder(space)
 
 
@@ -188,8 +188,8 @@ def _check_bytes(images: NDArray[Any]) -> None:
         )
 
 
-def _check_vector(space: Space, where: str) -> None:
-    for path, part in leaves(space, where):
+def _check_vector(space: Space) -> None:
+    for path, part in leaves(space, "observation space"):
         if is_image(part) and encoded_width(part) > LARGEST_IMAGE:
             raise TypeError(
                 f"{path} {part} is an image of {encoded_width(part)} values among other parts, where at most "

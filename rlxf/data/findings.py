@@ -67,6 +67,10 @@ def unused_rewards(rewards: NDArray[np.float32], complete: NDArray[np.bool_]) ->
     return f"{share:.0%} of the rewards, by absolute value, are {UNUSED_REWARDS}"
 
 
+NO_RETURN = "check that the rewards were recorded, since a critic refuses data whose rewards are all 0"
+"""Advice for data in which all returns are 0."""
+
+
 def differ_beyond_rounding(returns: NDArray[np.float32]) -> bool:
     """Return whether returns (E,) are not all the same, up to the rounding of float32 sums."""
     low, high = float(returns.min()), float(returns.max())
@@ -83,17 +87,12 @@ def equal_returns(data: Episodes) -> str | None:
     low = float(data.returns.min())
     episodes = len(data.returns)
     who = f"all {episodes} episodes have" if episodes > 1 else "the only episode has"
-    cause = "" if np.any(data.returns) else f"{_no_return(data)}; otherwise "
+    cause = "" if np.any(data.returns) else f"{NO_RETURN}; otherwise "
     return (
         f"{who} the return {low:g}, so the data do not show how actions depend on the return: whatever the "
         f"target return, an agent without a critic clones the behavior in the data; {cause}use {low:g} as "
         f"target return, or add episodes with other returns"
     )
-
-
-def _no_return(data: Episodes) -> str:
-    """Return advice for data in which all returns are 0."""
-    return "check that the rewards were recorded, since a critic refuses data whose rewards are all 0"
 
 
 def missing_ends(data: Episodes) -> str | None:

@@ -93,19 +93,19 @@ def check_int(name: str, value: Any, least: int = 1, most: int = MAX_INT) -> Non
         raise ValueError(f"{name} must be at most {most}, got {value}")
 
 
-def as_whole_number(name: str, value: Any, least: int = 1, most: int = MAX_INT64) -> int:
+def as_whole_number(name: str, value: Any, least: int = 1) -> int:
     """Return an integer, or another number with an integral value such as 1e5, as an int.
 
     Raises:
         TypeError: if the value is not a number.
-        ValueError: if it has a fraction, is not finite, or is less than ``least`` or more than ``most``.
+        ValueError: if it has a fraction, is not finite, or is less than ``least`` or more than `MAX_INT64`.
     """
     number = to_python_number(value)
     if isinstance(number, float):
         if not number.is_integer():
             raise ValueError(f"{name} must be a whole number, got {number}")
         number = int(number)
-    check_int(name, number, least, most)
+    check_int(name, number, least, MAX_INT64)
     return int(number)
 
 

@@ -130,10 +130,10 @@ def select_choices(logits: tuple[Tensor, ...], deterministic: bool) -> Tensor:
     return torch.stack([torch.distributions.Categorical(logits=each).sample() for each in logits], dim=-1)
 
 
-def check_discrete(method: str, space: spaces.Space[Any]) -> None:
-    """Raise TypeError unless the action space is Discrete, which a method of an agent needs."""
+def check_discrete(space: spaces.Space[Any]) -> None:
+    """Raise TypeError unless the action space is Discrete, which ``action_logits`` of an agent needs."""
     if not isinstance(space, spaces.Discrete):
-        raise TypeError(f"{method} needs Discrete actions, got {space}")
+        raise TypeError(f"action_logits needs Discrete actions, got {space}")
 
 
 def to_environment(actions: Tensor, space: spaces.Space[Any]) -> NDArray[Any]:

@@ -150,7 +150,7 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
         Raises:
             TypeError: also if the action space is not Discrete.
         """
-        check_discrete("action_logits", self.action_space)
+        check_discrete(self.action_space)
         _, state = self._append_observation(observation, state, episode_start, deterministic=False)
         head: Any = self.head  # of Discrete actions, so it has logits
         (logits,) = head.logits(self.policy.newest_output(state))

@@ -215,7 +215,7 @@ class RecurrentPolicy(BasePolicy):
         Raises:
             TypeError: if the action space is not Discrete.
         """
-        check_discrete("action_logits", self.action_space)
+        check_discrete(self.action_space)
         latent, state, _ = self._early_output(observation, state, episode_start)
         if self.retrieval is None:
             return self.action_head.choice_logits(self.action_distribution(latent))[0], state

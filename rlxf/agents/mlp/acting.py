@@ -82,7 +82,7 @@ class MLPAgent(OfflineAgent):
         Raises:
             TypeError: also if the action space is not Discrete.
         """
-        check_discrete("action_logits", self.action_space)
+        check_discrete(self.action_space)
         _, return_to_go, history = self._append_observation(observation, state, episode_start)
         head: Any = self.policy.loss.head  # of Discrete actions, so it has logits
         (logits,) = head.logits(self.policy.checked_outputs(history, return_to_go))

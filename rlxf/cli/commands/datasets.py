@@ -107,17 +107,18 @@ def _show_report(report: "DatasetReport", env: "DescribedEnv | None", plot: Path
     print_out(table)
     print_out(str(report.histogram("#" if console().options.ascii_only else "█")))
     findings = [*report.findings, *filter(None, [difference])]
-    print_out(_as_list("What to know before training", findings or ["nothing unusual was found"]))
+    print_out(_as_list(findings or ["nothing unusual was found"]))
     if plot is not None:
         report.plot(plot)
         print_out(f"plot of the distribution of returns: {plot}")
 
 
-def _as_list(title: str, sentences: Sequence[str]) -> Table:
-    """Return sentences as a list that is wrapped at the width of the console."""
+def _as_list(findings: Sequence[str]) -> Table:
+    """Return findings as a list that is wrapped at the width of the console."""
+    title = "What to know before training"
     table = Table("", "", title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
-    for sentence in sentences:
-        table.add_row("-", printable(sentence))
+    for finding in findings:
+        table.add_row("-", printable(finding))
     return table
 
 
