@@ -154,26 +154,20 @@ def make_vec_env(
     kwargs = env_kwargs or {}
     if wrapper_class is not None and wrapper_kwargs:
         wrapper_class = partial(wrapper_class, **wrapper_kwargs)
-    monitor: dict[str, Any] = {"monitor_dir": monitor_dir, "monitor_kwargs": monitor_kwargs}
-    if curriculum is not None:
-        env_fns = [_env_fn(stage, arguments) for stage, arguments in curriculum.tasks(env_id, kwargs)]
-        make = partial(CurriculumEnv, env_fns, curriculum, check_stages(env_fns))
-        task = find_spec(env_id).id if isinstance(env_id, str) else ""
-        wrap = _wrapper(task, wrapper_class, previous_reward, previous_transition)
-        return make_vec_env_from(make, n_envs, seed, wrap, workers, **monitor)
-    if not isinstance(env_id, str):
-        wrap = _wrapper("", wrapper_class, previous_reward, previous_transition)
-        return make_vec_env_from(_env_fn(env_id, kwargs), n_envs, seed, wrap, workers, **monitor)
-    spec = find_spec(env_id)
-    chosen = wrapper_class, workers, monitor_dir, monitor_kwargs
+    spec = find_spec(env_id) if isinstance(env_id, str) else None
+    chosen = wrapper_class, workers, curriculum, monitor_dir, monitor_kwargs
     single = previous_reward or previous_transition or any(value is not None for value in chosen)
-    if not single and _has_vector_entry_point(spec, kwargs):
+    if not single and spec is not None and _has_vector_entry_point(spec, kwargs):
         vec_env = _vector_entry_point_env(spec, n_envs, kwargs)
         if vec_env is not None:
             vec_env.seed(seed)
             return vec_env
-    wrap = _wrapper(spec.id, wrapper_class, previous_reward, previous_transition)
-    return make_vec_env_from(partial(make_single, spec, **kwargs), n_envs, seed, wrap, workers, **monitor)
+    make = _env_fn(env_id, kwargs)
+    if curriculum is not None:
+        env_fns = [_env_fn(stage, arguments) for stage, arguments in curriculum.tasks(env_id, kwargs)]
+        make = partial(CurriculumEnv, env_fns, curriculum, check_stages(env_fns))
+    wrap = _wrapper("" if spec is None else spec.id, wrapper_class, previous_reward, previous_transition)
+    return make_vec_env_from(make, n_envs, seed, wrap, workers, monitor_dir, monitor_kwargs)
 
 
 _ALTERNATIVES = {
