@@ -10,6 +10,7 @@ from stable_baselines3.common.preprocessing import is_image_space_channels_first
 
 from rlxf.data.spaces import (
     FLAT,
+    DiscreteSpace,
     channels_first,
     discrete_indices,
     encoded_width,
@@ -70,7 +71,7 @@ def action_encoder(space: Space) -> "VectorEncoder | DiscreteEncoder":
     """
     if isinstance(space, spaces.Box):
         return VectorEncoder(space)
-    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    if not isinstance(space, DiscreteSpace):
         raise TypeError(f"action space {space}: allowed are Box, Discrete, MultiDiscrete and MultiBinary")
     if len(space.shape or ()) > 1:
         raise TypeError(f"action space {space}: a discrete space must have at most one axis")
@@ -157,7 +158,7 @@ class ImageEncoder:
 class DiscreteEncoder:
     """Encoder of discrete values as int64 counted from 0: () for Discrete, else (D,)."""
 
-    space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    space: DiscreteSpace
     dtype: ClassVar = np.int64
 
     @property

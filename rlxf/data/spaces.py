@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 from rlxf.utils.errors import DatasetError, RowError
 
 Space = spaces.Space[Any]
+DiscreteSpace = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Supported spaces that are not nested."""
 
@@ -209,9 +210,7 @@ def _unflatten_parts(space: spaces.Dict | spaces.Tuple, rows: Rows) -> dict[str,
     return values if isinstance(space, spaces.Dict) else tuple(values.values())
 
 
-def discrete_indices(
-    space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary, values: Any
-) -> NDArray[np.int64]:
+def discrete_indices(space: DiscreteSpace, values: Any) -> NDArray[np.int64]:
     """Convert discrete values to indices counted from 0, int64 (n, D); D is 1 for Discrete.
 
     Raises:
@@ -249,9 +248,7 @@ def tolerant_bounds(space: spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.
     return low - slack_low, high + slack_high
 
 
-def discrete_sizes(
-    space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
-) -> NDArray[np.int64]:
+def discrete_sizes(space: DiscreteSpace) -> NDArray[np.int64]:
     """Return the number of values of each discrete component, int64 (D,); D is 1 for Discrete."""
     if isinstance(space, spaces.MultiBinary):
         return np.full(math.prod(space.shape), 2)

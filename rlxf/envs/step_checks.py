@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from rlxf.data.spaces import FLAT, discrete_sizes, discrete_start, parts_of
+from rlxf.data.spaces import FLAT, DiscreteSpace, discrete_sizes, discrete_start, parts_of
 from rlxf.envs.gym_api import checked_reset
 from rlxf.envs.vector import GymnasiumVecEnv, innermost_env
 from rlxf.envs.wrappers import OwnLastObservation
@@ -155,7 +155,7 @@ def range_fault(space: spaces.Space[Any], values: Any) -> str | None:
         space: space of one observation; the result is None for all other spaces.
         values: integers of the shape of the space, or a batch of them.
     """
-    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    if not isinstance(space, DiscreteSpace):
         return None
     array = np.asarray(values)
     start = discrete_start(space)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlxf.data.spaces import discrete_sizes, discrete_start
+from rlxf.data.spaces import DiscreteSpace, discrete_sizes, discrete_start
 
 Choice = TypeVar("Choice")
 SAME_ACTION_TOLERANCE = 0.05
@@ -74,7 +74,7 @@ class DiscreteActions(nn.Module):
         space: action space.
     """
 
-    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    def __init__(self, space: DiscreteSpace):
         super().__init__()
         self.sizes: list[int] = discrete_sizes(space).tolist()
         self.single = isinstance(space, spaces.Discrete)
@@ -118,7 +118,7 @@ def action_encoder(space: spaces.Space[Any]) -> BoxActions | DiscreteActions:
     """
     if isinstance(space, spaces.Box):
         return BoxActions(space)
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    if isinstance(space, DiscreteSpace):
         return DiscreteActions(space)
     raise TypeError(f"actions must be Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
 

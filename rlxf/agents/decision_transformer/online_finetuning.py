@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -138,9 +138,14 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         n_envs = as_whole_number("n_envs", n_envs, least=1)
         warn_of_ignored_n_envs(n_envs, ONLINE_ENVS, env)
         steps, log_interval = as_whole_number("steps", steps, least=1), as_log_interval(log_interval)
-        counts = {"round_steps": round_steps, "round_updates": round_updates}
-        counts |= {"replay_episodes": replay_episodes}
-        options = self._checked_options(target_return, exploration_noise, counts, replay_remove)
+        options: dict[str, Any] = {
+            "target_return": self._checked_target(target_return),
+            "round_steps": as_whole_number("round_steps", round_steps),
+            "round_updates": as_whole_number("round_updates", round_updates),
+            "replay_episodes": as_whole_number("replay_episodes", replay_episodes),
+            "exploration_noise": self._checked_noise(exploration_noise),
+            "replay_remove": replay_remove,
+        }
         replay = ReplayBuffer(self._data(), options["replay_episodes"], replay_remove)
         read_run = partial(read_online_run, options=options)
         steps, run = self._restore_start(steps, resume_from, read_run)
@@ -232,17 +237,6 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         self.policy.check_window("learn_online")
         self.policy.loss.check_online()
         self._check_eval_callbacks(callback)
-
-    def _checked_options(
-        self, target_return: float | None, noise: float | None, counts: Mapping[str, int], replay_remove: str
-    ) -> dict[str, Any]:
-        """Return the options of `learn_online` that a checkpoint stores, after their checks."""
-        return {
-            "target_return": self._checked_target(target_return),
-            **{name: as_whole_number(name, count, least=1) for name, count in counts.items()},
-            "exploration_noise": self._checked_noise(noise),
-            "replay_remove": replay_remove,
-        }
 
     def _checked_target(self, target_return: float | None) -> float | None:
         """Return the target return as a float; raise ValueError unless the agent is conditioned on one."""

@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from rlxf.data.spaces import Space, parts_by_key
+from rlxf.data.spaces import DiscreteSpace, Space, parts_by_key
 from rlxf.envs.step_checks import observation_fault
 from rlxf.utils.errors import NumericalError
 
@@ -76,9 +76,8 @@ def normalized_space(space: spaces.Space[Any], normalizer: VecNormalize | None) 
 
 def whole_number_parts(space: Space) -> dict[str | None, Space]:
     """Return the parts of a space, as `parts_by_key`, whose values are choices, bits or pixels."""
-    choices = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    parts = parts_by_key(space)
-    return {key: part for key, part in parts.items() if isinstance(part, choices) or is_image_space(part)}
+    parts = parts_by_key(space).items()
+    return {key: part for key, part in parts if isinstance(part, DiscreteSpace) or is_image_space(part)}
 
 
 def check_whole_numbers(parts: Mapping[str | None, Space], observation: Any) -> None:

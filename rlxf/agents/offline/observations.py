@@ -46,9 +46,8 @@ class EncodedObservation:
         space = dataset_info.observation_space
         batched = _is_batch(space, observation)
         values = observation if batched else batch_of_one(observation)
-        if not isinstance(space, spaces.Dict | spaces.Tuple):
-            return cls(torch.as_tensor(encode_observations(values, dataset_info), device=device), batched)
-        return cls(torch.as_tensor(_encode_nested(values, dataset_info), device=device), batched)
+        encode = _encode_nested if isinstance(space, spaces.Dict | spaces.Tuple) else encode_observations
+        return cls(torch.as_tensor(encode(values, dataset_info), device=device), batched)
 
     def episode_starts(self, episode_start: Any) -> Tensor:
         """Return a mask (E,) of the environments at the first step of an episode; None marks none of them.
