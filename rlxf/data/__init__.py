@@ -7,7 +7,7 @@ from rlxf.data.encoders import action_encoder, observation_encoder
 from rlxf.data.loading import as_trajectories, load_trajectories
 from rlxf.data.reference_scores import ReferenceScores, reference_scores, scores_from_table
 from rlxf.data.sampling import SAMPLINGS, HighReturns, ReturnWeighted, Sampling, UniformEpisodes, UniformSteps
-from rlxf.data.spaces import check_spaces_match
+from rlxf.data.space_comparison import check_spaces_match
 from rlxf.data.trajectories import Trajectories, return_to_go
 from rlxf.data.windows import EpisodeWindows, WindowBatch, Windows
 from rlxf.utils.errors import DatasetError

@@ -10,7 +10,8 @@ from rlxf.data.cache import ensure_converted
 from rlxf.data.conversion import open_array
 from rlxf.data.dataset_source import Dataset, Source, open_source
 from rlxf.data.reference_scores import ReferenceScores, reference_scores
-from rlxf.data.spaces import is_text, leaves, space_mismatches
+from rlxf.data.space_comparison import space_mismatches
+from rlxf.data.spaces import is_text, leaves
 from rlxf.data.trajectories import Trajectories
 from rlxf.data.trajectory_validation import check_trajectories
 from rlxf.utils.env_ids import is_other_version

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rlxf.agents.common.actions import action_encoder as network_encoder
 from rlxf.agents.common.actions import to_environment
 from rlxf.data import Trajectories, action_encoder, as_trajectories
-from rlxf.data.spaces import agent_mismatch, discrete_start, space_mismatches
+from rlxf.data.space_comparison import agent_mismatch, space_mismatches
+from rlxf.data.spaces import discrete_start
 from rlxf.envs.wrappers import is_return_conditioned
 from rlxf.evaluation.agents import (
     check_has_predict,

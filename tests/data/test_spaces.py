@@ -9,7 +9,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector.utils import batch_space
 
 from rlxf.data import DatasetError, check_spaces_match, load_trajectories
-from rlxf.data.spaces import count_values, flatten_rows, space_mismatches, unflatten_rows
+from rlxf.data.space_comparison import space_mismatches
+from rlxf.data.spaces import count_values, flatten_rows, unflatten_rows
 from rlxf.utils.errors import RowError
 from tests.datasets import CHOICE, ID, VECTOR, record_random, stacked
 from tests.spaces import discrete

@@ -22,7 +22,7 @@ from rlxf.attention.heads.base import Datastore, OutputHead
 from rlxf.attention.registry import technique_to_json
 from rlxf.data import DatasetError, Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
-from rlxf.data.spaces import space_mismatches
+from rlxf.data.space_comparison import space_mismatches
 from rlxf.training import Archive
 from rlxf.utils.extras import check_search_backend
 

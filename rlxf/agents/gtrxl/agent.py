@@ -37,7 +37,8 @@ from rlxf.agents.gtrxl.retrieval import PolicyBoxHead, PolicyDiscreteHead, actio
 from rlxf.attention import TransformerSpec
 from rlxf.attention.heads.base import Datastore
 from rlxf.data import Trajectories
-from rlxf.data.spaces import space_mismatches, with_channels_first
+from rlxf.data.space_comparison import space_mismatches
+from rlxf.data.spaces import with_channels_first
 from rlxf.envs.make import check_is_env
 from rlxf.evaluation.agents import lacks_statistics
 from rlxf.evaluation.environment import prepared_env

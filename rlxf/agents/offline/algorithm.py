@@ -29,7 +29,7 @@ from rlxf.agents.offline.weight_averaging import WeightAverage
 from rlxf.data import Trajectories, as_trajectories
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import warn_of_flattened_images, warn_of_narrow_actions
-from rlxf.data.spaces import agent_mismatch
+from rlxf.data.space_comparison import agent_mismatch
 from rlxf.training import Archive
 from rlxf.training.compat import checkpoint_errors, checkpoint_errors_unless_overridden
 from rlxf.training.distributed import process_group

@@ -10,7 +10,7 @@ from torch import nn
 
 from rlxf.data import DatasetError, ReferenceScores, Trajectories, observation_encoder
 from rlxf.data.encoders import ImageEncoder, VectorEncoder
-from rlxf.data.spaces import space_mismatches
+from rlxf.data.space_comparison import space_mismatches
 from rlxf.data.trajectories import default_normalization
 from rlxf.envs.described_env import DescribedEnv
 from rlxf.envs.specs import find_spec, registered_spec
