@@ -215,10 +215,6 @@ def rollout_episodes(
             return
 
 
-def _checks_envs(agent: Any) -> bool:
-    return hasattr(agent, "check_env")
-
-
 def _check_numbers(episodes: int, n_envs: int, seed: int) -> None:
     for name, number, least in (("episodes", episodes, 1), ("n_envs", n_envs, 1), ("seed", seed, 0)):
         check_int(name, number, least, most=MAX_INT64)
@@ -311,8 +307,9 @@ def collect(
         for policy in policies:
             if policy.target_return is None and policy.agent is not None:
                 check_target_is_given(policy.agent, vec_env)
-        for each in filter(_checks_envs, agents):
-            each.check_env(vec_env)
+        for each in agents:
+            if hasattr(each, "check_env"):
+                each.check_env(vec_env)
         observation_space = storage_space(vec_env.observation_space)
         checked = CheckedActions(vec_env)
         with seeded_sampling(agents, seed), counting_bar(progress_bar) as progress:
