@@ -1,4 +1,4 @@
-"""Checks of observation and action spaces, and functions that batch and split observations and infos."""
+"""Checks of observation and action spaces, and functions that batch and split observations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -118,43 +118,6 @@ def _action_fault(space: Space) -> str | None:
     return None if space.dtype.kind == "f" else f"holds {space.dtype}, not real numbers: use MultiDiscrete"
 
 
-LOST, BROKEN = "Workers.lost", "Workers.broken"
-"""Keys of infos.
-
-LOST: True in each step that is lost because an environment failed. BROKEN: the cause, only in the first of
-these steps.
-"""
-
-
-def is_filler(infos: Sequence[dict[str, Any]]) -> NDArray[np.bool_]:
-    """Return the mask of the environments whose step is a reset step, bool (N,); see `GymnasiumVecEnv`."""
-    return np.array([info.get("filler", False) for info in infos], np.bool_)
-
-
-def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
-    """Return the info of environment i from the ``infos`` of a batch.
-
-    Gymnasium keeps one array per key and, under ``"_" + key``, a mask (N,) of the environments that set it.
-    A key without a mask belongs to the whole batch and is left out. In a dict without any masks, as the
-    vector wrapper ``RecordEpisodeStatistics`` adds it, each array has one entry per environment.
-    """
-    keys = [key for key in infos if f"_{key}" in infos and infos[f"_{key}"][i]]
-    return {key: _entry(infos[key], i) for key in keys}
-
-
-def fill_infos(rows: Sequence[dict[str, Any]], infos: Mapping[str, Any], selected: NDArray[np.bool_]) -> None:
-    """Add the entries of a batch of infos to one dict per environment, in the form of `info_of`.
-
-    Args:
-        rows: dicts of the N environments, which are changed.
-        infos: infos of the batch.
-        selected: environments whose dict gets its entries, bool (N,).
-    """
-    for key in [key for key in infos if f"_{key}" in infos]:
-        for i in np.flatnonzero(np.asarray(infos[f"_{key}"], np.bool_) & selected).tolist():
-            rows[i][key] = _entry(infos[key], i)
-
-
 def row_of(batch: Any, i: int) -> Any:
     """Return a copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
     return map_parts(batch, lambda part: _copy(part[i]))
@@ -251,11 +214,3 @@ def _copy(row: Any) -> Any:
     if isinstance(row, tuple):
         return tuple(map(_copy, row))
     return row if isinstance(row, str) else np.array(row)
-
-
-def _entry(value: Any, i: int) -> Any:
-    if isinstance(value, dict):
-        if any(f"_{key}" in value for key in value):
-            return info_of(value, i)
-        return {key: _entry(part, i) for key, part in value.items() if isinstance(part, np.ndarray | dict)}
-    return value[i].item() if isinstance(value[i], np.generic) else value[i]

@@ -16,7 +16,16 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlxf.data.spaces import is_text, leaves
-from rlxf.envs.spaces import check_playable, fill_infos, info_of, numbers_in_space, row_of
+from rlxf.envs.infos import (
+    fill_infos,
+    final_infos,
+    info_of,
+    is_episode,
+    last_info,
+    without_other_episode,
+    without_vector_statistics,
+)
+from rlxf.envs.spaces import check_playable, numbers_in_space, row_of
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -189,7 +198,7 @@ class GymnasiumVecEnv(VecEnv):
         self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if infos:
-            fill_infos(rows, _without_other_episode(infos), ~(self.filler_next | ends))
+            fill_infos(rows, without_other_episode(infos), ~(self.filler_next | ends))
         if self.filler_next.any():
             self._mark(rows, "filler")
             self._keep_reset_infos(infos, self.filler_next)
@@ -300,13 +309,13 @@ class GymnasiumVecEnv(VecEnv):
         if mode is AutoresetMode.DISABLED:
             first, first_infos = self.env.reset(options={"reset_mask": ends})
             self._keep_reset_infos(first_infos, ends)
-            return first, observations, _without_vector_statistics(infos)
+            return first, observations, without_vector_statistics(infos)
         if "final_obs" not in infos:
             raise FaultyEnvironmentError(
                 f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
             )
         self._keep_reset_infos(infos, ends)
-        return observations, infos["final_obs"], _final_infos(infos)
+        return observations, infos["final_obs"], final_infos(infos)
 
     def _keep_reset_infos(self, infos: dict[str, Any], first: _Mask) -> None:
         """Set ``reset_infos`` of the environments whose observation is the first one of an episode."""
@@ -319,10 +328,10 @@ class GymnasiumVecEnv(VecEnv):
     ) -> None:
         seconds = round(time.time() - self._started, 6)
         for i in np.flatnonzero(ends).tolist():
-            rows[i].update(_last_info(infos, i, self.num_envs))
+            rows[i].update(last_info(infos, i, self.num_envs))
             rows[i]["terminal_observation"] = numbers_in_space(self.observation_space, row_of(last, i))
             rows[i]["TimeLimit.truncated"] = bool(truncated[i])
-            if not _is_episode(rows[i].get("episode")):
+            if not is_episode(rows[i].get("episode")):
                 rows[i]["episode"] = {"r": float(self._returns[i]), "l": int(self._lengths[i]), "t": seconds}
         self._returns[ends] = 0.0
         self._lengths[ends] = 0
@@ -330,58 +339,6 @@ class GymnasiumVecEnv(VecEnv):
     def _mark(self, rows: list[dict[str, Any]], key: str) -> None:
         for i in np.flatnonzero(self.filler_next).tolist():
             rows[i][key] = True
-
-
-def _is_episode(value: Any) -> bool:
-    """Return whether an entry ``episode`` of infos has the return and the length of an episode."""
-    return isinstance(value, dict) and {"r", "l"} <= value.keys()
-
-
-def _without_other_episode(infos: dict[str, Any]) -> dict[str, Any]:
-    """Leave out an entry ``episode`` of another meaning, which Stable-Baselines3 would log."""
-    if "episode" not in infos or _is_episode(infos["episode"]):
-        return infos
-    return _without_episode(infos)
-
-
-def _without_episode(infos: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in infos.items() if key != "episode"}
-
-
-def _without_vector_statistics(infos: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the entry ``episode`` of a vector wrapper ``RecordEpisodeStatistics``, which has no masks.
-
-    With DISABLED it is wrong: `SyncVectorEnv` removes the mask from the options of a reset, so the wrapper
-    clears the counts of all environments.
-    """
-    if "_r" in infos.get("episode", {"_r": None}):
-        return infos
-    return _without_episode(infos)
-
-
-def _final_infos(infos: dict[str, Any]) -> Any:
-    """Return the infos of the episodes that ended in a step with SAME_STEP.
-
-    Those of a vector wrapper ``RecordEpisodeStatistics`` are not in ``final_info`` and are added.
-    """
-    final = infos.get("final_info", {})
-    if not isinstance(final, dict) or "episode" in final:
-        return final
-    return final | {key: infos[key] for key in ("episode", "_episode") if key in infos}
-
-
-def _last_info(infos: Any, i: int, n_envs: int) -> dict[str, Any]:
-    """Return the info of environment i at the end of its episode.
-
-    In addition to the form of `info_of`, this function accepts a sequence with one info for each environment,
-    as in Gymnasium 0.29, and an array ``is_success`` of all environments without a mask.
-    """
-    if not isinstance(infos, dict):
-        return dict(infos[i] or {})
-    info = info_of(infos, i)
-    if "_is_success" not in infos and np.shape(infos.get("is_success", ())) == (n_envs,):
-        info["is_success"] = infos["is_success"][i]
-    return info
 
 
 def _check_env(env: VectorEnv) -> None:

@@ -10,15 +10,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from rlxf.envs.infos import BROKEN, LOST
 from rlxf.envs.sb3_vec_env import Make
-from rlxf.envs.spaces import (
-    BROKEN,
-    LOST,
-    concatenate_observations,
-    observation_from_parts,
-    observation_parts,
-    row_of,
-)
+from rlxf.envs.spaces import concatenate_observations, observation_from_parts, observation_parts, row_of
 from rlxf.envs.worker_pool import WorkerPool, Workers, close_on_error, env_label, failure_error
 from rlxf.envs.worker_process import Call, call, failures_of
 

@@ -15,7 +15,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 from rlxf.data.encoders import observation_encoder
 from rlxf.data.spaces import discrete_start
 from rlxf.envs.gym_api import check_info, raise_interface_error, reset_env
-from rlxf.envs.spaces import batch_of_one, check_spaces, is_filler
+from rlxf.envs.infos import is_filler
+from rlxf.envs.spaces import batch_of_one, check_spaces
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
 REWARD, OBSERVATION = "previous_reward", "observation"

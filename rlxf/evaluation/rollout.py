@@ -12,8 +12,9 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.batch_checks import check_finite
+from rlxf.envs.infos import LOST, is_filler
 from rlxf.envs.sb3_vec_env import pause_envs
-from rlxf.envs.spaces import LOST, is_filler, rows_of
+from rlxf.envs.spaces import rows_of
 from rlxf.envs.specs import spec_of
 from rlxf.evaluation.agents import has_compiled_step
 from rlxf.evaluation.report import Report

@@ -23,7 +23,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from rlxf import GTrXLPPO
 from rlxf.envs.action_replay import ActionReplay
-from rlxf.envs.spaces import LOST
+from rlxf.envs.infos import LOST
 from rlxf.envs.worker_pool import Workers
 from rlxf.envs.worker_vec_env import WorkerVecEnv
 

@@ -22,7 +22,7 @@ from rlxf.attention import ACT, CALM, KNN, KNNLM, SPALM, DepthAdaptive, Full, St
 from rlxf.collection.behavior_policy import BehaviorPolicy
 from rlxf.collection.recording import rollout_episodes
 from rlxf.envs import TMazeTensor, make_vec_env
-from rlxf.envs.spaces import LOST
+from rlxf.envs.infos import LOST
 from rlxf.evaluation import EvaluationCallback
 from tests.agents.decision_transformer.worlds import some_trajectories
 from tests.agents.gtrxl.worlds import (

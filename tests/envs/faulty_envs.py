@@ -20,7 +20,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs import ActionReplay, Workers, WorkerVecEnv
-from rlxf.envs.spaces import LOST
+from rlxf.envs.infos import LOST
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 QUICK = {"timeout": 2.0, "start_timeout": 3.0, "back_off": 0.02}

@@ -15,9 +15,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf.envs import ActionReplay, PreviousTransition, Workers, WorkerVecEnv, make_vec_env
 from rlxf.envs.action_replay import MAX_RECORDED_STEPS
+from rlxf.envs.infos import LOST
 from rlxf.envs.make import make_vec_env_from
 from rlxf.envs.resume import episode_state, resume_episodes
-from rlxf.envs.spaces import LOST, row_of
+from rlxf.envs.spaces import row_of
 from rlxf.envs.wrapper_state import load_wrapper_state, wrapper_state
 from rlxf.training.archive import read_archive, write_archive
 from rlxf.utils.errors import EpisodeLostError

@@ -5,9 +5,9 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.envs import check_spaces
+from rlxf.envs.infos import info_of
 from rlxf.envs.spaces import (
     check_playable,
-    info_of,
     nested_parts,
     numbers_in_space,
     observation_from_nested_parts,

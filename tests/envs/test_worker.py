@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, worker_pool
-from rlxf.envs.spaces import LOST
+from rlxf.envs.infos import LOST
 from rlxf.envs.worker import Worker
 from tests.envs.faulty_envs import (
     IMPATIENT,

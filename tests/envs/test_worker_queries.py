@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rlxf.envs import ActionReplay, BrokenEnvironmentError, Workers, WorkerVecEnv, worker
-from rlxf.envs.spaces import BROKEN, LOST
+from rlxf.envs.infos import BROKEN, LOST
 from tests.envs.faulty_envs import IMPATIENT, QUICK, breaking, is_stopped, made, until_back, wait_until
 
 pytestmark = [

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env, worker_pool
-from rlxf.envs.spaces import BROKEN, LOST
+from rlxf.envs.infos import BROKEN, LOST
 from rlxf.evaluation import evaluate
 from tests.envs.faulty_envs import (
     IMPATIENT,

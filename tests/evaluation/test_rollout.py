@@ -12,7 +12,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rlxf import collect, evaluate
-from rlxf.envs.spaces import LOST
+from rlxf.envs.infos import LOST
 from rlxf.evaluation import rollout
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, quotas
 from tests.evaluation.worlds import Countdown, Idle, vec

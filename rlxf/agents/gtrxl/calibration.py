@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlxf.agents.common.calibration import calibratable_exit
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.envs.spaces import is_filler
+from rlxf.envs.infos import is_filler
 from rlxf.evaluation.rollout import play
 
 

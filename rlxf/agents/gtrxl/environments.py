@@ -16,7 +16,8 @@ from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
 from rlxf.agents.gtrxl.rollout_buffer import RolloutStep
 from rlxf.envs.batch_checks import check_finite, may_reuse_arrays, warn_of_reused_arrays
-from rlxf.envs.spaces import LOST, numbers_in_space
+from rlxf.envs.infos import LOST
+from rlxf.envs.spaces import numbers_in_space
 from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
 from rlxf.export.acting_step import EnvironmentActions
 from rlxf.utils.errors import FaultyEnvironmentError

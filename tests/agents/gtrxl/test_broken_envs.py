@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rlxf.agents.gtrxl.losses import PPOLoss
 from rlxf.attention.token_index import EMPTY
 from rlxf.envs import BrokenEnvironmentError, Workers, WorkerVecEnv, make_vec_env
-from rlxf.envs.spaces import LOST
+from rlxf.envs.infos import LOST
 from rlxf.training import CheckpointFolder, CheckpointWriter
 from rlxf.training.distributed import process_group
 from tests.agents.gtrxl.test_resume import ROLLOUT, TOTAL, begin, cut_off, lines
