@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 import gymnasium
@@ -12,6 +14,15 @@ from rlxf.envs.wrappers import TransparentWrapper
 
 MAX_RECORDED_STEPS = 100_000
 """Longest episode whose actions are recorded: the replay of a longer one would take minutes."""
+
+
+_BYTES_OF: dict[type, Callable[[Any], bytes]] = {
+    np.ndarray: np.ndarray.tobytes,
+    float: Struct("=d").pack,
+    bool: Struct("=?").pack,
+    str: str.encode,
+}
+"""Functions for the types that most environments return: an array for each number would take longer."""
 
 
 class _ResultHash:
@@ -28,20 +39,18 @@ class _ResultHash:
     def update(self, *values: Any) -> None:
         """Add observations, rewards and flags, also nested ones."""
         for value in values:
-            if isinstance(value, dict):
+            if (to_bytes := _BYTES_OF.get(type(value))) is not None:
+                self._hash.update(to_bytes(value))
+            elif isinstance(value, dict):
                 self.update(*(value[key] for key in sorted(value)))
             elif isinstance(value, tuple):
                 self.update(*value)
             else:
-                self._hash.update(_as_bytes(value))
+                self._hash.update(np.asarray(value).tobytes())
 
     def hexdigest(self) -> str:
         """Return the hash as hexadecimal digits."""
         return self._hash.hexdigest()
-
-
-def _as_bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
 
 
 class ActionReplay(TransparentWrapper):
@@ -80,7 +89,7 @@ class ActionReplay(TransparentWrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment, record the action, and update the hash of the results."""
-        recorded = np.array(action)  # before the step, because the environment may change the array
+        recorded = action if isinstance(action, np.generic) else np.array(action)  # the step may change it
         observation, reward, terminated, truncated, info = self.env.step(action)
         if len(self._actions) <= MAX_RECORDED_STEPS:
             self._actions.append(recorded)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -15,6 +15,8 @@ from rlxf.envs.gym_api import checked_reset
 from rlxf.envs.vector import GymnasiumVecEnv, innermost_env
 from rlxf.envs.wrappers import OwnLastObservation
 from rlxf.utils.errors import FaultyEnvironmentError
+
+BOOLEANS = bool, np.bool_
 
 
 class CheckedSteps(OwnLastObservation):
@@ -36,6 +38,7 @@ class CheckedSteps(OwnLastObservation):
             "_index",
             "_steps",
             "_resets",
+            "_space",
             "_action_space",
             "_observation_space",
             "_metadata",
@@ -48,6 +51,7 @@ class CheckedSteps(OwnLastObservation):
         super().__init__(env)
         self._index = index
         self._steps = self._resets = 0
+        self._space = env.observation_space  # a wrapper asks all environments inside it
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # unpickling looks up attributes before env is set
@@ -73,7 +77,9 @@ class CheckedSteps(OwnLastObservation):
         """
         self._resets += 1
         observation, info = checked_reset(self.env, **options)
-        self._raise_if("first observation", observation_fault(self.observation_space, observation))
+        self._space = self.observation_space
+        if fault := observation_fault(self._space, observation):
+            self._raise("first observation", fault)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -85,20 +91,24 @@ class CheckedSteps(OwnLastObservation):
         """
         observation, reward, terminated, truncated, info = super().step(action)
         self.__dict__["_steps"] += 1  # `__setattr__` would take as long as a simple environment
-        self._raise_if("observation", observation_fault(self.observation_space, observation))
-        if not isinstance(reward, float):
-            self._raise_if("reward", _number_fault(reward, "biuf", "a number"))
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                self._raise_if(name, _number_fault(flag, "biu", "True or False"))
+        if fault := observation_fault(self._space, observation):
+            self._raise("observation", fault)
+        if not isinstance(reward, float) and (fault := _number_fault(reward, "biuf", "a number")):
+            self._raise("reward", fault)
+        if not (isinstance(terminated, BOOLEANS) and isinstance(truncated, BOOLEANS)):
+            self._check_flags(terminated=terminated, truncated=truncated)
         return observation, reward, terminated, truncated, info
 
-    def _raise_if(self, what: str, fault: str | None) -> None:
-        if fault is not None:
-            raise FaultyEnvironmentError(
-                f"{what} of environment {self._index} at its step {self._steps} {fault}; correct the "
-                f"environment, or wrap it"
-            )
+    def _check_flags(self, **flags: Any) -> None:
+        for name, flag in flags.items():
+            if fault := _number_fault(flag, "biu", "True or False"):
+                self._raise(name, fault)
+
+    def _raise(self, what: str, fault: str) -> NoReturn:
+        raise FaultyEnvironmentError(
+            f"{what} of environment {self._index} at its step {self._steps} {fault}; correct the "
+            f"environment, or wrap it"
+        )
 
 
 def with_checked_steps(env: gymnasium.Env | VecEnv) -> Any:
@@ -137,6 +147,9 @@ def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
     to float32, but not floats to integers. Integers that fit into an integer dtype are allowed, too. Values
     may exceed the bounds of a Box.
     """
+    if type(space) is spaces.Box and type(observation) is np.ndarray:  # the most frequent case
+        if observation.dtype == space.dtype and observation.shape == space.shape:
+            return None
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_fault(space, observation)
     if isinstance(space, spaces.Discrete) and type(observation) in (int, np.int64):

@@ -180,7 +180,10 @@ class ArrayEnvs(RolloutEnvs):
 
 def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:
     """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
-    return np.array([bool(row and info.get(key)) for row, info in zip(rows, infos, strict=True)])
+    marked = np.zeros(len(rows), np.bool_)
+    for row in np.flatnonzero(rows):
+        marked[row] = bool(infos[row].get(key))
+    return marked
 
 
 class TensorEnvs(RolloutEnvs):
