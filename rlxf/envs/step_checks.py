@@ -147,18 +147,22 @@ def observation_fault(space: spaces.Space[Any], observation: Any) -> str | None:
     to float32, but not floats to integers. Integers that fit into an integer dtype are allowed, too. Values
     may exceed the bounds of a Box.
     """
-    if type(space) is spaces.Box and type(observation) is np.ndarray:  # the most frequent case
-        if observation.dtype == space.dtype and observation.shape == space.shape:
-            return None
+    if type(space) is spaces.Box and _has_form(space, observation):  # the most frequent case
+        return None
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_fault(space, observation)
     if isinstance(space, spaces.Discrete) and type(observation) in (int, np.int64):
         return None if 0 <= observation - space.start < space.n else range_fault(space, observation)
     if not isinstance(space, FLAT):
         return None
-    has_dtype = type(observation) is np.ndarray and observation.dtype == space.dtype
-    fault = None if has_dtype and observation.shape == space.shape else _cast_fault(space, observation)
+    fault = None if _has_form(space, observation) else _cast_fault(space, observation)
     return fault or range_fault(space, observation)
+
+
+def _has_form(space: spaces.Space[Any], observation: Any) -> bool:
+    """Return whether an observation is an array of the dtype and shape of its space."""
+    is_array = type(observation) is np.ndarray
+    return is_array and observation.dtype == space.dtype and observation.shape == space.shape
 
 
 def range_fault(space: spaces.Space[Any], values: Any) -> str | None:

@@ -181,7 +181,7 @@ class ArrayEnvs(RolloutEnvs):
 def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:
     """Return which environments of ``rows`` (E,) bool have a true ``key`` in their info, (E,) bool."""
     marked = np.zeros(len(rows), np.bool_)
-    for row in np.flatnonzero(rows):
+    for row in np.flatnonzero(rows).tolist():
         marked[row] = bool(infos[row].get(key))
     return marked
 
