@@ -18,7 +18,7 @@ def read_verified(folder: Path, sums: dict[str, str], name: str) -> bytes:
     """Return the content of a file; raise ValueError unless its SHA-256 is the one in ``sums``."""
     content = (folder / name).read_bytes()
     if name not in sums:
-        raise ValueError(f"{folder / name} is not in the .sha256 file: keep the file names of the export")
+        raise ValueError(f"{folder / name} is not in the .sha256 file: keep the file names, or export again")
     if (digest := hashlib.sha256(content).hexdigest()) != sums[name]:
         raise ValueError(f"{folder / name} was altered: its SHA-256 is {digest}; export the agent again")
     return content
@@ -40,10 +40,8 @@ def cast_in_range(name: str, given: np.ndarray, part: dict[str, Any]) -> np.ndar
         raise ValueError(f"{name} must contain numbers, got an array of {given.dtype}")
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         raise ValueError(f"{name} contains NaN or an infinite number")
-    if given.dtype == part["dtype"] and "low" not in part:
-        return given
     with np.errstate(invalid="ignore", over="ignore"):
-        array = given.astype(part["dtype"])
+        array = given.astype(part["dtype"], copy=False)
     valid = np.isfinite(array) if array.dtype.kind == "f" else array == given
     if "low" in part:
         low, high = (np.broadcast_to(part[key], given.shape) for key in ("low", "high"))
@@ -69,8 +67,9 @@ class Player:
         import onnxruntime
 
         path = Path(path)
-        lines = path.with_suffix(".sha256").read_text(encoding="utf-8").splitlines()
-        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        lines = path.with_suffix(".sha256").read_text(encoding="utf-8", errors="replace").splitlines()
+        # Before a name, sha256sum writes a second space or, in binary mode, an asterisk.
+        sums = {name[1:]: digest for digest, _, name in (line.partition(" ") for line in lines)}
         model = read_verified(path.parent, sums, path.name)
         self.description = json.loads(read_verified(path.parent, sums, path.with_suffix(".json").name))
         options = onnxruntime.SessionOptions()
@@ -117,8 +116,10 @@ class Player:
             if key and not (isinstance(observation, dict) and key in observation):
                 raise ValueError(f"the observation must be a dict with the entry {key!r}")
             inputs[name], batched = self._array(name, observation[key] if key else observation, one)
-        state = self.initial_state() if state is None else state
-        if not isinstance(state, dict) or state.keys() != self.description["state"].keys():
+        given = self.initial_state() if state is None else state
+        state = {name: np.asarray(x) for name, x in given.items()} if isinstance(given, dict) else {}
+        expected = {name: (x["shape"], x["dtype"]) for name, x in self.description["state"].items()}
+        if {name: (list(x.shape), x.dtype) for name, x in state.items()} != expected:
             raise ValueError("state is not that of this agent: pass the one that predict returned")
         action, *new = self.session.run(None, inputs | {f"state.{name}": x for name, x in state.items()})
         if any(np.isnan(x).any() for x in (action, *new) if x.dtype.kind == "f"):

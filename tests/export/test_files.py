@@ -88,6 +88,45 @@ def test_altered_files_are_refused(exported, tmp_path, name):
         Player(tmp_path / "policy.onnx")
 
 
+def damaged(exported, folder, change):
+    """Write a copy of an export whose .sha256 file is changed, and return the path of the agent in it."""
+    for path in exported[1].iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    sums = folder / "policy.sha256"
+    sums.write_bytes(change(sums.read_bytes()))
+    return folder / "policy.onnx"
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda sums: b"", "policy.onnx"),
+        (lambda sums: sums[:40], "policy.onnx"),
+        (lambda sums: sums[:100], "policy.json"),
+        (lambda sums: b"\xff\n", "policy.onnx"),
+        (lambda sums: sums.replace(b"policy", b"other"), "policy.onnx"),
+    ],
+    ids=["empty", "truncated", "truncated in the second line", "bytes", "other names"],
+)
+def test_damaged_checksums_are_named(exported, tmp_path, change, name):
+    with pytest.raises(ValueError, match=rf"{name} is not in the \.sha256 file: .* or export again"):
+        Player(damaged(exported, tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sums: sums.replace(b"  ", b" *"),
+        lambda sums: sums.replace(b"\n", b"\r\n"),
+        lambda sums: sums + b"\n",
+    ],
+    ids=["binary mode of sha256sum", "CRLF", "empty line"],
+)
+def test_other_forms_of_checksums_are_accepted(exported, tmp_path, change):
+    assert Player(damaged(exported, tmp_path, change)).envs == 1
+
+
 def test_wrong_observations_are_named(exported):
     player = Player(exported[1] / "policy.onnx")
     with pytest.raises(ValueError, match=r"observation must have shape \[1, 3\], got \[4\]"):
@@ -102,7 +141,10 @@ def test_unsuitable_arguments_of_the_player_are_named(exported):
         player.predict(np.array([0, np.nan, 0]))
     with pytest.raises(ValueError, match=r"episode_start must have shape \(1,\), got \(2,\)"):
         player.predict(np.zeros(3), player.initial_state(), [True, False])
-    for state in ({"other": np.zeros(1)}, 3):
+    given = player.initial_state()
+    name, values = next(iter(given.items()))
+    wrong = [given | {name: x} for x in (np.stack([values] * 2), values.astype(np.complex64), None, "text")]
+    for state in ({"other": np.zeros(1)}, 3, {}, *wrong):
         with pytest.raises(ValueError, match="state is not that of this agent"):
             player.predict(np.zeros(3), state)
 
