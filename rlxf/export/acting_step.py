@@ -123,10 +123,35 @@ def copy_for_export(module: nn.Module) -> Any:
     """Return a copy of a module on the CPU in evaluation mode, whose parameters have no gradients.
 
     With gradients, each step of an exported program would keep the computations of all steps before it.
+
+    Raises:
+        ValueError: if the module cannot be copied; the message names the innermost part that cannot.
     """
+    try:
+        copied = _copy(module)
+    except Exception as error:  # attributes of the user's own raise errors of many kinds
+        raise ValueError(
+            f"the agent cannot be exported, because an attribute of its {_part_without_copy(module)} cannot "
+            f"be copied ({error}): remove it, or create its value in forward"
+        ) from error
+    return copied.cpu().eval().requires_grad_(False)
+
+
+def _copy(module: nn.Module) -> Any:
+    """Return a copy of a module; attributes that are results of operations are copied without gradient."""
     values = (value for part in module.modules() for value in vars(part).values())
-    memo = {id(x): x.detach() for x in values if isinstance(x, Tensor) and not x.is_leaf}
-    return deepcopy(module, memo).cpu().eval().requires_grad_(False)
+    return deepcopy(module, {id(x): x.detach() for x in values if isinstance(x, Tensor) and not x.is_leaf})
+
+
+def _part_without_copy(module: nn.Module) -> str:
+    """Return name and class of the innermost part of a module that cannot be copied."""
+    parts = list(module.named_modules())
+    for name, part in reversed(parts):  # the parts of a module before the module itself
+        try:
+            _copy(part)
+        except Exception:
+            return f"{name} {type(part).__name__}".strip()
+    raise AssertionError("all parts can be copied")
 
 
 def zeros_of(space: spaces.Space[Any], envs: int) -> Tensor:

@@ -3,6 +3,7 @@
 import io
 import traceback
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from types import FrameType
 from typing import Any, Literal, get_args
 
@@ -73,9 +74,10 @@ def _fault_of_user_parts(step: ActingStep) -> str | None:
 def _technique_fault(error: Exception, techniques: dict[str, Any]) -> str | None:
     """Describe the technique in whose module the innermost frame of an error lies."""
     modules = {
-        kind.__module__: f"{axis} {technique}"
+        kind.__module__: f"{axis} {part}"
         for axis, technique in techniques.items()
-        for kind in type(technique).__mro__
+        for part in _with_parts(technique)
+        for kind in type(part).__mro__
         if kind.__module__.rpartition(".")[2] not in ("base", "technique", "object")
     }
     for frame in reversed(_frames(error)):
@@ -85,6 +87,13 @@ def _technique_fault(error: Exception, techniques: dict[str, Any]) -> str | None
                 f"{EXPORTER} cannot trace; train an agent with another {part.split()[0]}"
             )
     return None
+
+
+def _with_parts(technique: Any) -> Iterator[Any]:
+    """Yield a technique and those that it combines, such as both patterns of ``first & second``."""
+    yield technique
+    for field in fields(technique) if is_dataclass(technique) else ():
+        yield from _with_parts(getattr(technique, field.name))
 
 
 def _module_fault(error: Exception) -> str:

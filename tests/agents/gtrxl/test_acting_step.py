@@ -1,5 +1,6 @@
 """The acting step as a function of tensors chooses the actions of `predict`, also after torch.export."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -19,15 +20,18 @@ from rlxf.attention import (
     LSTM,
     RMT,
     XL,
+    BigBird,
     Compressive,
     CoPE,
     Full,
     InfiniAttention,
+    LayerKernels,
     LearnedAbsolute,
     Linformer,
     Mamba2,
     MinGRU,
     RoPE,
+    Softmax,
     StreamingXL,
     Window,
     XPos,
@@ -241,9 +245,17 @@ def test_tracing_does_not_change_the_agent():
         ),
         (replace(small_core(), memory=RMT(4, 2), pattern=Full()), r"segment of RMT\(.*another memory"),
         (replace(small_core(), kernel=Linformer(2, 1), position=None), r"kernel Linformer\(.*another kernel"),
+        (
+            replace(small_core(), pattern=BigBird(1, 1, 1, 1, 0) & Window(5)),
+            r"^pattern BigBird\(.*another pattern",
+        ),
+        (
+            replace(small_core(), kernel=LayerKernels(Softmax(), Linformer(2, 1), (1,)), position=None),
+            r"^kernel Linformer\(.*another kernel",
+        ),
         (recurrent_core(recurrence=InfiniAttention(3)), r"recurrence InfiniAttention\(.*another recurrence"),
     ],
-    ids=["KNN", "RMT", "Linformer", "InfiniAttention"],
+    ids=["KNN", "RMT", "Linformer", "BigBird in a window", "Linformer in one layer", "InfiniAttention"],
 )
 def test_untraceable_techniques_are_named(tmp_path, core, message):
     with pytest.raises(ValueError, match=message):
@@ -268,6 +280,23 @@ def test_untraceable_features_extractor_is_named(tmp_path):
     agent = small(policy_kwargs={"features_extractor_class": Branching})
     with pytest.raises(ExportError, match=r"features extractor Branching .*torch\.where in place of if"):
         agent.export(tmp_path / "policy.pt2")
+
+
+class Recording(FlattenExtractor):
+    """Features extractor that keeps what cannot be copied."""
+
+    def __init__(self, space, kept):
+        super().__init__(space)
+        self.kept = kept()
+
+
+@pytest.mark.parametrize("kept", [threading.Lock, lambda: [torch.ones(1, requires_grad=True) * 2]])
+def test_features_extractor_that_cannot_be_copied_is_named(kept, tmp_path):
+    options = {"features_extractor_class": Recording, "features_extractor_kwargs": {"kept": kept}}
+    agent = small(policy_kwargs=options)
+    with pytest.raises(ValueError, match=r"attribute of its features_extractor Recording cannot be copied"):
+        agent.export(tmp_path / "policy.pt2")
+    assert not list(tmp_path.iterdir())
 
 
 class FirstStep(torch.nn.Module):
