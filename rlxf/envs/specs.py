@@ -239,12 +239,15 @@ def _in_working_folder(module: str) -> bool:
 
 
 def spec_of(env: "VecEnv") -> EnvSpec | None:
-    """Return the Gymnasium spec of the first environment; None if it was not created from an id."""
+    """Return the Gymnasium spec of the first environment; None if it was not created from an id.
+
+    The attribute ``spec`` of other environments, such as those of EnvPool, is another object without an id.
+    """
     try:
         spec: EnvSpec | None = env.get_attr("spec", 0)[0]
     except (AttributeError, NotImplementedError):  # not a Gymnasium environment
         return None
-    return spec
+    return spec if hasattr(spec, "id") else None
 
 
 def env_id_of(env: "VecEnv") -> str | None:

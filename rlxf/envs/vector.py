@@ -98,8 +98,8 @@ class GymnasiumVecEnv(VecEnv):
     Raises:
         TypeError: if env is not a `VectorEnv` or a space is not supported (`check_playable`).
         ValueError: if env declares no autoreset mode, or reuses its observation arrays.
-        FaultyEnvironmentError: from `step`, if env resets in the same step without ``final_obs``, or rewards
-            or flags are not of shape (N,).
+        FaultyEnvironmentError: from `reset`, if observations are not of shape (N, ...); from `step`, if env
+            resets in the same step without ``final_obs``, or rewards or flags are not of shape (N,).
     """
 
     filler_next: Any
@@ -139,12 +139,19 @@ class GymnasiumVecEnv(VecEnv):
         self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)
 
     def _check_arrays(self, observations: Any) -> None:
-        """Raise if the vector environment returns tensors, which need a `TensorVecEnv`."""
+        """Raise for tensors, which need a `TensorVecEnv`, and for observations of some environments only."""
         parts = observations.values() if isinstance(observations, dict) else [observations]
         if any(isinstance(part, torch.Tensor) for part in parts):
             raise FaultyEnvironmentError(
                 f"{self.env} returns tensors, but has no attribute 'device': add it, so that the environment "
                 f"is recognized, or pass rlxf.envs.TensorVecEnv(env)"
+            )
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        shapes = {part.shape for part in arrays if part.shape[:1] != (self.num_envs,)}
+        if shapes:
+            raise FaultyEnvironmentError(
+                f"the first observations of {self.env} must have {self.num_envs} rows, one for each "
+                f"environment, got shape {min(shapes)}; with EnvPool, pass batch_size=num_envs"
             )
 
     def state(self) -> dict[str, Any]:

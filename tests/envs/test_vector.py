@@ -339,6 +339,21 @@ def test_same_step_without_final_obs_raises():
         env.step(np.zeros(1, dtype=np.int64))
 
 
+class HalfBatch(Minimal):
+    """Vector environment that returns the observations of one environment of two, as an asynchronous pool."""
+
+    num_envs = 2
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((1, 1), np.float32), {}
+
+
+def test_observations_of_some_environments_raise():
+    env = HalfBatch({"autoreset_mode": AutoresetMode.NEXT_STEP})
+    with pytest.raises(FaultyEnvironmentError, match=r"must have 2 rows.* got shape \(1, 1\); with EnvPool"):
+        as_vec_env(env).reset()
+
+
 def test_reused_arrays_raise():
     with pytest.raises(ValueError, match="copy=True"):
         as_vec_env(SyncVectorEnv([Counter], copy=False))

@@ -26,7 +26,8 @@ class ElasticContext:
 
     Args:
         window: the last K steps.
-        history: number of the last steps from which the newest action is chosen, (E,) int64.
+        history: number of the last steps from which the newest action is chosen, (E,) int64; at most the
+            number of steps of the episode, so that rounding does not decide between equal histories.
     """
 
     window: ContextWindow
@@ -72,7 +73,8 @@ class ElasticHistoryModel(PredictedReturnModel):
         window = self.append_observation(_window_of(state), encoded, start)
         returns = self._predicted_returns(window, deterministic)
         best, number = returns.max(dim=0)
-        history = torch.tensor([*self.candidates], device=best.device)[number]
+        chosen = torch.tensor([*self.candidates], device=best.device)[number]
+        history = torch.minimum(chosen, window.mask.sum(dim=1))
         return ElasticContext(window.with_newest(return_to_go=best), history)
 
     def _predicted_returns(self, window: ContextWindow, deterministic: bool) -> Tensor:

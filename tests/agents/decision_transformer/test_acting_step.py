@@ -9,11 +9,13 @@ from rlxf.agents.decision_transformer.conditioning import (
     HighestValueReturn,
     MaxReturn,
     SampledReturn,
+    TargetReturn,
 )
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import GatedDeltaNet, TransformerSpec
 from rlxf.envs.wrappers import encoded_observation_space
 from rlxf.export.formats import trace_step
+from rlxf.export.onnx_player import Player
 from rlxf.utils.warnings import silenced
 from tests.agents.decision_transformer.worlds import (
     ACTIONS,
@@ -123,6 +125,22 @@ def test_exported_step_predicts_returns(conditioning):
     with silenced():
         program = trace_step(step, vars(agent.policy.transformer.spec))
     assert largest_difference(agent, program.module(), step) < 1e-5
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("conditioning", [ElasticHistory(), TargetReturn()])
+def test_onnxruntime_acts_as_predict(conditioning, tmp_path):
+    """The candidates of an elastic history are equal in the first steps of an episode."""
+    pytest.importorskip("onnxruntime")
+    agent = small_agent(conditioning=conditioning)
+    agent.export(tmp_path / "policy.onnx", n_envs=ENVS)
+    player, episodes, state, own = Player(tmp_path / "policy.onnx"), Episodes(agent), None, None
+    for number in range(40):
+        observation, start = episodes.next(number)
+        expected, state = agent.predict(observation, state, start)
+        action, own = player.predict(observation, own, start)
+        np.testing.assert_allclose(action, expected, atol=1e-4)
+        episodes.previous = expected
 
 
 def test_context_of_the_episode_is_refused(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlxf import evaluate
 from rlxf.envs import GymnasiumVecEnv, as_vec_env
 from tests.agents.gtrxl.worlds import small_agent
 
@@ -22,6 +23,7 @@ class FakePool(VectorEnv, gymnasium.Env):
     num_envs = 3
     single_observation_space = observation_space = spaces.Box(0, 9, (1,), np.float32)
     single_action_space = action_space = spaces.Discrete(2)
+    spec = object()  # of a class of EnvPool, without an id
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         if seed is not None:
@@ -61,8 +63,14 @@ def test_filler_rows_of_a_pool_are_masked():
     assert sorted(set(episodes)) == [(3.0, 3), (4.0, 4), (5.0, 5)]
 
 
+def test_a_pool_can_be_evaluated():
+    report = evaluate(small_agent(FakePool()), FakePool(), episodes=6)
+    assert sorted(set(report.returns)) == [3.0, 4.0, 5.0]
+
+
 def test_envpool_trains():
     envpool = pytest.importorskip("envpool")
     pool = envpool.make_gymnasium("CartPole-v1", num_envs=3, seed=0, max_episode_steps=8)
     episodes = check_training(pool, seed=None)
     assert all(reward == length for reward, length in episodes)
+    evaluate(small_agent(pool), pool, episodes=2)
