@@ -72,8 +72,9 @@ class PausableEnv(OwnLastObservation):
         """Step the environment; while paused, return the last observation, reward 0 and no end."""
         if self._paused:
             return self._observation, 0.0, False, False, {}
-        self._observation, *results = super().step(action)
-        return self._observation, *results
+        results = super().step(action)
+        self._observation = results[0]
+        return results
 
     def pause(self) -> None:
         """Skip all steps until the next reset or `resume`."""
