@@ -172,20 +172,22 @@ class OutputCheck:
     """Check of the outputs of an acting step, which may be read after the actions.
 
     Args:
-        finite: scalar bool, whether all outputs are finite.
+        finite: scalar bool, whether all outputs are finite; None if they were checked at once.
         raise_fault: raises a `NumericalError` that names the cause.
     """
 
-    finite: Tensor
+    finite: Tensor | None
     raise_fault: Callable[[], None]
 
     def fetch(self) -> "OutputCheck":
         """Start to copy the result to the CPU; read it after a later copy, such as that of the actions."""
+        if self.finite is None:
+            return self
         return replace(self, finite=self.finite.to("cpu", non_blocking=True))
 
     def __call__(self) -> None:
         """Raise NumericalError if an output was not finite; while the step is traced, do nothing."""
-        if not is_tracing() and not self.finite:
+        if self.finite is not None and not is_tracing() and not self.finite:
             self.raise_fault()
 
 
@@ -208,7 +210,7 @@ def check_outputs_later(
     fault = partial(_raise_output_fault, policy, tokens, before, after)
     if outputs.device.type == "cpu":
         check_outputs(policy, outputs, episode, tokens, before, after)
-        return outputs, OutputCheck(torch.ones((), dtype=torch.bool), fault)
+        return outputs, OutputCheck(None, fault)
     finite = outputs.isfinite().all(dim=-1) | (episode == EMPTY)
     outputs = outputs.masked_fill(~finite[:, None], 0.0)
     return outputs, OutputCheck(finite.all(), fault)
