@@ -1,7 +1,7 @@
 """Matrix products in float32 by the faster one of the libraries in torch."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -20,9 +20,8 @@ UNSET = "none"
 """Setting of torch if no precision was set; MKL then computes products of float32 tensors."""
 
 
-@contextmanager
-def float32_products(size: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Compute large float32 matrix products on the CPU by oneDNN in this context, where MKL is slower.
+def float32_products(size: int, device: torch.device | str = "cpu") -> AbstractContextManager[None]:
+    """Return a context that computes large float32 products on the CPU by oneDNN, where MKL is slower.
 
     torch computes them by MKL, which uses AVX-512 on processors of Intel only. On others that have it, the
     products of oneDNN take half of the time. torch offers these for float32 only together with the permission
@@ -39,10 +38,8 @@ def float32_products(size: int, device: torch.device | str = "cpu") -> Iterator[
     """
     is_large = size >= SMALLEST and torch.device(device).type == "cpu"
     if not is_large or _get_current_dispatch_mode() is not None or not onednn_is_faster():
-        yield  # under a dispatch mode, operations are traced
-        return
-    with products:
-        yield
+        return nullcontext()  # under a dispatch mode, operations are traced
+    return products
 
 
 @cache
