@@ -244,7 +244,7 @@ def test_given_sizes_replace_those_of_the_preset():
     ("change", "message"),
     [
         ({"methods": ("bc", "cql")}, "methods must be among bc, .*, hf, got cql"),
-        ({"preset": "tiny"}, "preset must be one of default, reduced, got 'tiny'"),
+        ({"preset": "tiny"}, r"preset must be one of \('default', 'reduced'\), got 'tiny'"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"updates": 0}, "updates must be at least 1, got 0"),
     ],
@@ -301,7 +301,7 @@ def test_rank_correlation_and_regret_of_estimates():
         ({"agents": ("dt",)}, "at least 10 agents, got 9"),
         ({"agents": ("hf",)}, "agents must be among bc, bc-best, rvs, dt, dt-q-max, got hf"),
         ({"estimators": ("fqe", "ipw")}, "estimators must be among fqe, dr, wdr, got ipw"),
-        ({"preset": "large"}, "preset must be among default, reduced, got large"),
+        ({"preset": "large"}, r"preset must be one of \('default', 'reduced'\), got 'large'"),
     ],
 )
 def test_invalid_options_of_the_ranking_are_rejected(change, message):
@@ -419,7 +419,7 @@ def test_the_ceiling_excludes_episodes(cartpole):
     ceiling = float(np.median(returns))
     below = Online(cartpole, ceiling=ceiling).data()
     assert below.returns.tolist() == returns[returns < ceiling].tolist()
-    with pytest.raises(ValueError, match="agent must be one of imitation, critic, got 'dt'"):
+    with pytest.raises(ValueError, match=r"agent must be one of \('imitation', 'critic'\), got 'dt'"):
         Online(cartpole, agent="dt")
     with pytest.raises(ValueError, match="replay_remove must be one of"):
         Online(cartpole, replay_remove="best")

@@ -93,7 +93,9 @@ def _has_default_returns(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _ends_at_the_goal(kwargs: Mapping[str, Any]) -> bool:
-    return not kwargs.get("continuing_task", True) and kwargs.get("reward_type", "sparse") == "sparse"
+    changed = {"frame_skip", "xml_file", "maze_map"} & kwargs.keys()
+    is_sparse = kwargs.get("reward_type", "sparse") == "sparse"
+    return is_sparse and not changed and not kwargs.get("continuing_task", True)
 
 
 def _counts_four_tasks(kwargs: Mapping[str, Any]) -> bool:

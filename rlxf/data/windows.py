@@ -148,8 +148,8 @@ class Windows:
 
         Each step is equally likely, or has the probability of `with_sampling`. In a loss over all steps of
         the windows, step t of an episode has the weight min(t + 1, K): it is in as many windows. With
-        burn-in, the last K - 1 steps of an episode have up to almost twice this weight, because burn-in fills
-        the last K columns of shortened windows.
+        burn-in, the K - 1 steps before the last one of an episode are in up to min(burn_in, K - 1) more,
+        because burn-in fills the last K columns of shortened windows.
         """
         if self._sampler is not None:
             return self._sampler.draw(batch_size, generator)

@@ -20,7 +20,6 @@ _BYTES_OF: dict[type, Callable[[Any], bytes]] = {
     np.ndarray: np.ndarray.tobytes,
     float: Struct("=d").pack,
     bool: Struct("=?").pack,
-    str: str.encode,
 }
 """Functions for the types that most environments return: an array for each number would take longer."""
 
@@ -46,7 +45,7 @@ class _ResultHash:
             elif isinstance(value, tuple):
                 self.update(*value)
             else:
-                self._hash.update(np.asarray(value).tobytes())
+                self._hash.update(value.encode() if isinstance(value, str) else np.asarray(value).tobytes())
 
     def hexdigest(self) -> str:
         """Return the hash as hexadecimal digits."""

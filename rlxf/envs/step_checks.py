@@ -38,7 +38,7 @@ class CheckedSteps(OwnLastObservation):
             "_index",
             "_steps",
             "_resets",
-            "_space",
+            "_checked_space",
             "_action_space",
             "_observation_space",
             "_metadata",
@@ -51,7 +51,7 @@ class CheckedSteps(OwnLastObservation):
         super().__init__(env)
         self._index = index
         self._steps = self._resets = 0
-        self._space = env.observation_space  # a wrapper asks all environments inside it
+        self._checked_space = env.observation_space  # a wrapper asks all environments inside it
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # unpickling looks up attributes before env is set
@@ -77,8 +77,8 @@ class CheckedSteps(OwnLastObservation):
         """
         self._resets += 1
         observation, info = checked_reset(self.env, **options)
-        self._space = self.observation_space
-        if fault := observation_fault(self._space, observation):
+        self._checked_space = self.observation_space
+        if fault := observation_fault(self._checked_space, observation):
             self._raise("first observation", fault)
         return observation, info
 
@@ -91,7 +91,7 @@ class CheckedSteps(OwnLastObservation):
         """
         observation, reward, terminated, truncated, info = super().step(action)
         self.__dict__["_steps"] += 1  # `__setattr__` would take as long as a simple environment
-        if fault := observation_fault(self._space, observation):
+        if fault := observation_fault(self._checked_space, observation):
             self._raise("observation", fault)
         if not isinstance(reward, float) and (fault := _number_fault(reward, "biuf", "a number")):
             self._raise("reward", fault)

@@ -213,8 +213,8 @@ def accumulated_score(info: Info, score: Score) -> Score | None:
 def monitored_score(info: Info, score: Score) -> Score | None:
     """Return the score of SB3's ``Monitor``, which is inside wrappers that change rewards.
 
-    ``Monitor`` rounds returns to six decimals, and ``VecMonitor`` sums rewards in float32. The score
-    therefore is the accumulated one if both agree within these rounding errors.
+    ``Monitor`` rounds returns to six decimals, which matters below `SMALL_RETURN`, and ``VecMonitor`` sums
+    rewards in float32. The score is the accumulated one if both agree within these rounding errors.
 
     If a wrapper outside the monitor ended the episode, the score after a truncation, as by a time limit, is
     the accumulated one, with the rewards of that wrapper. After a termination, as by Atari wrappers when a
@@ -301,9 +301,12 @@ class EpisodeCounter:
 
 
 def _success_of(info: Info) -> bool | None:
-    """Return whether an episode was a success, by a number or an array of one; None if unknown or NaN."""
+    """Return whether an episode was a success, by a number or an array of one; None if unknown.
+
+    NaN, and an array of another size, are no success.
+    """
     success = info.get("is_success")
     if success is None:
         return None
     value = np.asarray(success)
-    return bool(value.all()) if (value == value).all() else None
+    return value.size == 1 and bool((value == value).all() and value.all())

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result_cache import check_name, run_missing
+from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.decision_transformer import (
     MaximumEntropy,
@@ -133,7 +133,7 @@ class Online:
     """Output file with a line for each agent."""
 
     def __post_init__(self) -> None:
-        check_name("agent", self.agent, AGENTS)
+        check_choice("agent", self.agent, tuple(AGENTS))
         check_choice("replay_remove", self.replay_remove, REMOVALS)
 
     def run(self) -> None:

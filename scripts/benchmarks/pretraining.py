@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.offline_setting import SHORT
-from benchmarks.result_cache import check_name, check_names, run_missing
+from benchmarks.result_cache import check_names, run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
 from rlxf.agents.pretraining import KINDS, MaskedPretraining
 from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation.intervals import stratified_interquartile_mean
+from rlxf.utils.checks import check_choice
 
 PARTS = ("transformer", "tokens", "features")
 """Names of the modules that `DecisionTransformer.load_pretrained` copies."""
@@ -107,7 +108,7 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         check_names(initializations=(self.initializations, INITIALIZATIONS))
-        check_name("setting", self.setting, SHORT)
+        check_choice("setting", self.setting, tuple(SHORT))
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
 

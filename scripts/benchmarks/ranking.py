@@ -20,6 +20,7 @@ from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation.intervals import rank_correlation_interval
 from rlxf.off_policy_evaluation import OffPolicyEstimate
 from rlxf.off_policy_evaluation.behavior import estimate_behavior
+from rlxf.utils.checks import check_choice
 
 CHECKPOINTS = {
     "bc": (0.1, 1.0),
@@ -121,7 +122,7 @@ class Ranking:
 
     def __post_init__(self) -> None:
         check_names(agents=(self.agents, CHECKPOINTS), estimators=(self.estimators, ESTIMATORS))
-        check_names(preset=([self.preset], PRESETS))
+        check_choice("preset", self.preset, tuple(PRESETS))
         targets = {"rvs": len(self.quantiles), "dt": len(self.quantiles)}
         count = sum(targets.get(name, 1) * len(CHECKPOINTS[name]) for name in self.agents)
         if count < MIN_AGENTS:

@@ -27,12 +27,6 @@ def check_names(**chosen: tuple[Iterable[Any], Iterable[Any]]) -> None:
             raise ValueError(f"{option} must be among {separator.join(known)}, got {separator.join(unknown)}")
 
 
-def check_name(option: str, name: str, allowed: Iterable[str]) -> None:
-    """Raise ValueError if the name of an option is not among the allowed ones."""
-    if name not in allowed:
-        raise ValueError(f"{option} must be one of {', '.join(allowed)}, got {name!r}")
-
-
 class SuccessCurve:
     """Base of the results of runs with periodic evaluations of their success."""
 

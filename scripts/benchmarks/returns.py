@@ -25,8 +25,9 @@ from benchmarks.offline_methods import (
     measure,
     measure_data,
 )
-from benchmarks.result_cache import check_name, check_names, run_missing
+from benchmarks.result_cache import check_names, run_missing
 from rlxf.evaluation.intervals import stratified_interquartile_mean
+from rlxf.utils.checks import check_choice
 
 MUJOCO = (
     "rlxf/hopper/medium-v0",
@@ -109,7 +110,7 @@ class Returns:
 
     def __post_init__(self) -> None:
         check_names(methods=(self.methods, METHODS))
-        check_name("preset", self.preset, PRESETS)
+        check_choice("preset", self.preset, tuple(PRESETS))
         for name in ("updates", "width", "layers", "context", "batch_size", "seeds", "episodes"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -20,6 +20,7 @@ from benchmarks.result_cache import check_names
 from rlxf import DecisionTransformer, evaluate
 from rlxf.data import ReferenceScores, load_trajectories
 from rlxf.evaluation import Report, TargetSweep, compare
+from rlxf.utils.checks import check_choice
 
 HOPPER = "rlxf/hopper/medium-v0"
 OURS, THEIRS = "ours", "hf"
@@ -104,7 +105,8 @@ class Targets:
     """Output file with a line for each agent; figures are saved next to it."""
 
     def __post_init__(self) -> None:
-        check_names(setting=([self.setting], SETTINGS), programs=(self.programs, PROGRAMS))
+        check_names(programs=(self.programs, PROGRAMS))
+        check_choice("setting", self.setting, tuple(SETTINGS))
 
     def run(self) -> None:
         """Train missing agents, print a line for each, and the tables at the end."""

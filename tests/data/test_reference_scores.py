@@ -78,6 +78,7 @@ def test_unlisted_environments_have_no_scores(env_id):
         ("AntMaze_UMaze-v4", {}),
         ("AntMaze_UMaze-v4", {"continuing_task": True, "reset_target": True}),
         ("AntMaze_UMaze-v4", {"continuing_task": False, "reward_type": "dense"}),
+        ("AntMaze_UMaze-v4", {"continuing_task": False, "frame_skip": 10}),
         ("FrankaKitchen-v1", {}),
         ("FrankaKitchen-v1", {"tasks_to_complete": KITCHEN_TASKS, "remove_task_when_completed": False}),
         ("Hopper-v5", {"forward_reward_weight": 100}),

@@ -21,7 +21,9 @@ EXPLOSION_RATIO = 100.0
 MIN_SAMPLES = 10
 """Minimum number of updates for a median of the value loss, and of episodes for a mean return."""
 SMALL_RETURNS, SMALL_REWARDS = 30.0, 5e4
-"""Multiples of all recent returns, and of the mean reward, above which earlier returns hide them."""
+"""Multiples of all recent returns, and of the mean reward, above which the largest return hides them."""
+LARGE_SCALE = 5.0
+"""Multiple of all recent returns above which the scale of values is that of earlier ones."""
 RECENT_UPDATES = 20
 """Number of updates whose returns are recent."""
 
@@ -59,7 +61,8 @@ class TrainingDiagnostics:
             return
         spread = (returns - float(scale.mean)).square().mean().item()
         self.value.check(metrics["value_loss"], max(spread, float(scale.deviation) ** 2))
-        self.scale.check(returns.abs().max().item(), rewards.abs().mean().item(), float(scale.largest))
+        newest, reward = returns.abs().max().item(), rewards.abs().mean().item()
+        self.scale.check(newest, reward, float(scale.largest), float(scale.deviation))
         if "entropy_loss" in metrics and len(episode_returns) >= MIN_SAMPLES:
             self.entropy.check(-metrics["entropy_loss"], float(np.mean(episode_returns)))
 
@@ -146,17 +149,20 @@ class ReturnScaleCheck:
         self._recent: deque[float] = deque(maxlen=RECENT_UPDATES)
         self._warned = False
 
-    def check(self, newest: float, reward: float, largest: float) -> None:
+    def check(self, newest: float, reward: float, largest: float, deviation: float) -> None:
         """Check one update.
 
         Args:
             newest: largest absolute return of the update.
             reward: mean absolute reward of the update; NaN if there is none.
             largest: largest absolute return so far.
+            deviation: standard deviation of the returns, the scale of values.
         """
         self._recent.append(newest)
-        is_old = len(self._recent) == RECENT_UPDATES and largest > SMALL_RETURNS * max(self._recent)
-        if is_old and 0 < SMALL_REWARDS * reward < largest and not self._warned:
+        recent = max(self._recent)
+        is_old = largest > SMALL_RETURNS * recent and deviation > LARGE_SCALE * recent
+        is_hidden = is_old and 0 < SMALL_REWARDS * reward < largest
+        if is_hidden and len(self._recent) == RECENT_UPDATES and not self._warned:
             self._warned = True
             warn_user(
                 f"rewards are tiny in comparison with an earlier return of {largest:.3g}: their mean size is "

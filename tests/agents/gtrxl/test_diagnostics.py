@@ -80,7 +80,7 @@ def test_no_warning_without_exploding_value_loss(updates):
 
 
 def test_rewards_that_an_outlier_hides_warn_once():
-    updates = [(1e6, 1.0, 1e6), *[(500.0, 1.0, 1e6)] * 60]
+    updates = [(1e6, 1.0, 1e6, 1e5), *[(500.0, 1.0, 1e6, 1e5)] * 60]
     (message,) = warned(ReturnScaleCheck().check, updates)
     assert "rewards are tiny in comparison with an earlier return of 1e+06: their mean size is 1" in message
 
@@ -88,12 +88,13 @@ def test_rewards_that_an_outlier_hides_warn_once():
 @pytest.mark.parametrize(
     "updates",
     [
-        [(1e6, 1.0, 1e6), *[(500.0, 1.0, 1e6)] * 19],  # too early to say
-        [(1.0, 0.0, 1.0), *[(1e-4, 0.0, 1.0)] * 60],  # a sparse reward, found once
-        [(1.0, math.nan, 1.0), *[(1e-4, math.nan, 1.0)] * 60],  # each step ends an episode
-        [(100.0, 1e-2, 100.0), *[(1.0, 1e-2, 100.0)] * 60],  # a penalty in each step, and a rare goal
-        [(500.0, 1.0, 1e6), (1e6, 1.0, 1e6)] * 30,  # large returns from time to time
-        [(2e4, 1.0, 2e4)] * 60,  # long episodes without discount
+        [(1e6, 1.0, 1e6, 1e5), *[(500.0, 1.0, 1e6, 1e5)] * 19],  # too early to say
+        [(1.0, 0.0, 1.0, 0.1), *[(1e-4, 0.0, 1.0, 0.1)] * 60],  # a sparse reward, found once
+        [(1.0, math.nan, 1.0, 0.1), *[(1e-4, math.nan, 1.0, 0.1)] * 60],  # each step ends an episode
+        [(100.0, 1e-2, 100.0, 10.0), *[(1.0, 1e-2, 100.0, 10.0)] * 60],  # a penalty in each step, a rare goal
+        [(500.0, 1.0, 1e6, 1e5), (1e6, 1.0, 1e6, 1e5)] * 30,  # large returns from time to time
+        [(2e4, 1.0, 2e4, 1e4)] * 60,  # long episodes without discount
+        [(110.0, 1e-3, 110.0, 3.5), *[(1.0, 1e-3, 110.0, 3.5)] * 60],  # an outlier that was bounded
     ],
 )
 def test_no_warning_about_rewards_of_a_common_scale(updates):
@@ -103,6 +104,8 @@ def test_no_warning_about_rewards_of_a_common_scale(updates):
 def test_an_agent_that_had_a_return_of_a_million_warns():
     agent = small_agent(scripts(shifted(3)), loud=False, learning_rate=1e-6)
     agent.policy.value_net.largest.fill_(1e6)
+    agent.policy.value_net.variance.fill_(1e10)
+    agent.policy.value_net.rollouts.fill_(100)
     with pytest.warns(UserWarning, match=r"tiny in comparison with an earlier return of 1e\+06"):
         for _ in rollouts(agent, 21):
             pass
