@@ -18,10 +18,10 @@ from benchmarks.machine import is_cuda, machine, now
 from benchmarks.offline_memory import Memory, memory_of_training
 from benchmarks.offline_setting import SETTINGS, Setting
 from benchmarks.operations import matrix_rate
-from benchmarks.result_cache import check_name
 from benchmarks.update_clock import UpdateClock
 from rlxf import DecisionTransformer, evaluate
 from rlxf.data import Windows, load_trajectories
+from rlxf.utils.checks import check_choice
 
 LARGE = (
     "rlxf/hopper/medium-v0",
@@ -93,7 +93,7 @@ class Offline:
     """Output file."""
 
     def __post_init__(self) -> None:
-        check_name("setting", self.setting, SETTINGS)
+        check_choice("setting", self.setting, tuple(SETTINGS))
 
     def run(self) -> None:
         """Measure, print the tables, and write the numbers."""

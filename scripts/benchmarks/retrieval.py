@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.depth import as_report
 from benchmarks.offline_setting import SHORT
-from benchmarks.result_cache import check_name, run_missing
+from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.common.retrieval import ActionDatastore
 from rlxf.agents.decision_transformer.acting import encode_dataset
@@ -24,6 +24,7 @@ from rlxf.attention.heads.base import Datastore, OutputHead
 from rlxf.data import load_trajectories
 from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation import Report, compare
+from rlxf.utils.checks import check_choice
 
 NO_DATASTORE = "without memory"
 OWN_TARGET = f"{NO_DATASTORE}, target from its own data"
@@ -96,7 +97,7 @@ class Retrieval:
     """Output file with the results of each agent."""
 
     def __post_init__(self) -> None:
-        check_name("setting", self.setting, SHORT)
+        check_choice("setting", self.setting, tuple(SHORT))
 
     def run(self) -> None:
         """Train and evaluate missing agents, write each result, and print the tables."""
