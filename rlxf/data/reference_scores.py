@@ -87,15 +87,13 @@ CHANGING_ARGUMENTS = ("*_weight", "*healthy*", "xml_file", "frame_skip")
 """Patterns of arguments of MuJoCo environments that change rewards, dynamics or the end of an episode."""
 
 
-def _has_default_returns(kwargs: Mapping[str, Any]) -> bool:
+def _has_default_returns(kwargs: Mapping[str, Any], reward_type: str = "dense") -> bool:
     changed = any(fnmatchcase(name, pattern) for name in kwargs for pattern in CHANGING_ARGUMENTS)
-    return not changed and kwargs.get("reward_type", "dense") == "dense"
+    return not changed and kwargs.get("reward_type", reward_type) == reward_type
 
 
 def _ends_at_the_goal(kwargs: Mapping[str, Any]) -> bool:
-    changed = {"frame_skip", "xml_file", "maze_map"} & kwargs.keys()
-    is_sparse = kwargs.get("reward_type", "sparse") == "sparse"
-    return is_sparse and not changed and not kwargs.get("continuing_task", True)
+    return _has_default_returns(kwargs, "sparse") and not kwargs.get("continuing_task", True)
 
 
 def _counts_four_tasks(kwargs: Mapping[str, Any]) -> bool:

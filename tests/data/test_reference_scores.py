@@ -27,7 +27,7 @@ def test_scores_are_100_times_those_of_minari(minari_root):
 
 KITCHEN_TASKS = ["microwave", "kettle", "light switch", "slide cabinet"]
 D4RL_ARGUMENTS = {
-    "AntMaze": {"continuing_task": False, "reward_type": "sparse"},
+    "AntMaze": {"continuing_task": False, "reward_type": "sparse", "maze_map": [["r", "g"]]},
     "FrankaKitchen": {"tasks_to_complete": KITCHEN_TASKS},
     "AdroitHandPen": {"reward_type": "dense"},
 }
