@@ -51,7 +51,13 @@ FOREIGN_NAMES = {
     *("sync_tensorboard",),  # W&B
     *("record_mean",),  # Stable-Baselines3
     *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_INDEX"),  # environment variables and build arguments
-    *("JaxToTorch", "NumpyToTorch", "VectorWrapper", "final_observation"),  # Gymnasium and ManiSkill
+    *(
+        "JaxToTorch",
+        "NumpyToTorch",
+        "VectorWrapper",
+        "final_observation",
+        "ManiSkillVectorEnv",
+    ),  # Gymnasium and ManiSkill
     *("CnnPolicy", "MultiInputPolicy", "get_parameters"),  # Stable-Baselines3
     *("CallbackList", "save_freq", "eval_freq"),  # Stable-Baselines3
     *("AdroitHandPenSparse", "BreakoutNoFrameskip", "MemoryS7", "ale_py", "xml_file"),  # environments

@@ -153,9 +153,10 @@ class TensorVecEnv(GymnasiumVecEnv):
     `reset` and `step` convert actions and results, so all tools of Stable-Baselines3 can use the environments
     as a `VecEnv` with the properties of `GymnasiumVecEnv`.
 
-    Autoreset modes are those of `GymnasiumVecEnv`. With SAME_STEP, ``infos["final_obs"]`` must hold a tensor
-    (N, ...) of observations, or a dict of them, in each step that ends an episode. A tensor (N,)
-    ``is_success`` in ``infos``, or with SAME_STEP in ``infos["final_info"]``, is reported with the episode.
+    Autoreset modes are those of `GymnasiumVecEnv`. With SAME_STEP, ``infos["final_obs"]``, or with the key of
+    ManiSkill ``infos["final_observation"]``, must hold a tensor (N, ...) of observations, or a dict of them,
+    in each step that ends an episode. A tensor (N,) ``is_success`` in ``infos``, or with SAME_STEP in
+    ``infos["final_info"]``, is reported with the episode.
 
     Args:
         env: the vector environment. If it declares a device (see `as_vec_env`), this is the device of all

@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -38,6 +38,8 @@ def innermost_env(env: VecEnv) -> Any:
 
 _Mask = NDArray[np.bool_]
 """True for some of the environments, bool (N,)."""
+_FINAL_OBS = ("final_obs", "final_observation")
+"""Keys of last observations in infos: that of Gymnasium 1.x, and that of Gymnasium 0.29 and ManiSkill."""
 
 
 @runtime_checkable
@@ -237,12 +239,19 @@ class GymnasiumVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return the attribute of each selected environment, or of the vector environment for each."""
-        get_attr = self._vector_method("get_attr")
-        is_own = hasattr(self.env, attr_name) and not hasattr(self.env, "get_attr")
-        values = (
-            [getattr(self.env, attr_name)] * self.num_envs if is_own or not get_attr else get_attr(attr_name)
-        )
+        values = self._attributes(attr_name)
         return [values[i] for i in self._get_indices(indices)]
+
+    def _attributes(self, name: str) -> Sequence[Any]:
+        """Return an attribute of all environments."""
+        get_attr, is_own = self._vector_method("get_attr"), hasattr(self.env, name)
+        if get_attr is not None and (hasattr(self.env, "get_attr") or not is_own):
+            try:
+                return get_attr(name)
+            except RuntimeError:  # ManiSkill's batch of environments refuses
+                if not is_own:
+                    raise
+        return [getattr(self.env, name)] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute in each selected environment.
@@ -318,18 +327,19 @@ class GymnasiumVecEnv(VecEnv):
             first, first_infos = self.env.reset(options={"reset_mask": ends})
             self._keep_reset_infos(first_infos, ends)
             return first, observations, without_vector_statistics(infos)
-        if "final_obs" not in infos:
+        key = next((key for key in _FINAL_OBS if key in infos), None)
+        if key is None:
             raise FaultyEnvironmentError(
                 f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
             )
         self._keep_reset_infos(infos, ends)
-        return observations, infos["final_obs"], final_infos(infos)
+        return observations, infos[key], final_infos(infos)
 
     def _keep_reset_infos(self, infos: dict[str, Any], first: _Mask) -> None:
         """Set ``reset_infos`` of the environments whose observation is the first one of an episode."""
         for i in np.flatnonzero(first).tolist():
             info = info_of(infos, i)
-            self.reset_infos[i] = {key: info[key] for key in info.keys() - {"final_obs", "final_info"}}
+            self.reset_infos[i] = {key: info[key] for key in info.keys() - {*_FINAL_OBS, "final_info"}}
 
     def _record_ends(
         self, rows: list[dict[str, Any]], ends: _Mask, last: Any, infos: dict[str, Any], truncated: _Mask

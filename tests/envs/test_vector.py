@@ -671,3 +671,39 @@ def test_observations_of_other_array_types(mode, convert, as_dict):
         parts = theirs.values() if as_dict else [theirs]
         assert all(type(part) is np.ndarray and part.flags.writeable for part in parts)
         np.testing.assert_equal(theirs, ours)
+
+
+class LikeManiSkill(gymnasium.vector.VectorWrapper):
+    """Environment with the key of ManiSkill for last observations, and without attributes of environments."""
+
+    def step(self, actions: Any) -> Any:
+        *results, infos = self.env.step(actions)
+        if "final_obs" in infos:
+            infos["final_observation"] = infos.pop("final_obs")
+            infos["_final_observation"] = infos.pop("_final_obs", None)
+        return *results, infos
+
+    def get_attr(self, name: str) -> Any:
+        raise RuntimeError("To get an attribute get it from the .env property of this object")
+
+
+@pytest.mark.parametrize("kind", [TMazeVector, TMazeTensor])
+def test_last_observations_with_the_key_of_mani_skill(kind):
+    """Episodes, infos and last observations are those with the key of Gymnasium 1.x."""
+    results = []
+    for wrap in (LikeManiSkill, lambda env: env):
+        env = as_vec_env(wrap(kind(3, corridor_length=2, autoreset_mode=AutoresetMode.SAME_STEP)))
+        env.seed(0)
+        env.reset()
+        steps = [env.step(np.full(3, i % 4)) for i in range(30)]
+        results.append([(x, r, done, [end_of(info) for info in infos]) for x, r, done, infos in steps])
+        assert "final_observation" not in str(env.reset_infos)
+        assert env.get_attr("render_mode") == [None] * 3
+    np.testing.assert_equal(*results)
+    assert any("terminal_observation" in info for *_, infos in results[0] for info in infos)
+
+
+def test_refused_attributes_that_the_batch_lacks():
+    env = as_vec_env(LikeManiSkill(TMazeVector(3, corridor_length=2)))
+    with pytest.raises(RuntimeError, match="property of this object"):
+        env.get_attr("unknown")
