@@ -318,11 +318,15 @@ class GymnasiumVecEnv(VecEnv):
             self._keep_reset_infos(first_infos, ends)
             return first, observations, without_vector_statistics(infos)
         if "final_obs" not in infos:
-            raise FaultyEnvironmentError(
-                f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
-            )
+            raise self.missing_last_observations()
         self._keep_reset_infos(infos, ends)
         return observations, infos["final_obs"], final_infos(infos)
+
+    def missing_last_observations(self) -> FaultyEnvironmentError:
+        """Return the error for an episode that ended with SAME_STEP and without last observations."""
+        return FaultyEnvironmentError(
+            f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
+        )
 
     def _keep_reset_infos(self, infos: dict[str, Any], first: _Mask) -> None:
         """Set ``reset_infos`` of the environments whose observation is the first one of an episode."""
