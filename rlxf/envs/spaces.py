@@ -123,6 +123,17 @@ def row_of(batch: Any, i: int) -> Any:
     return map_parts(batch, lambda part: _copy(part[i]))
 
 
+def writable_arrays(observations: Any) -> Any:
+    """Return observations whose arrays are writable ones of NumPy; only others, e.g. of JAX, are copied."""
+    return map_parts(observations, _writable)
+
+
+def _writable(part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return part if part.flags.writeable else part.copy()
+    return np.array(part) if hasattr(part, "__array__") else part
+
+
 def numbers_in_space(space: Space | None, observation: Any) -> Any:
     """Return an observation whose arrays of Python objects are converted to the dtype of their space.
 

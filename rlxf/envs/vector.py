@@ -25,7 +25,7 @@ from rlxf.envs.infos import (
     without_other_episode,
     without_vector_statistics,
 )
-from rlxf.envs.spaces import check_playable, numbers_in_space, row_of
+from rlxf.envs.spaces import check_playable, numbers_in_space, row_of, writable_arrays
 from rlxf.utils.errors import EpisodeLostError, FaultyEnvironmentError
 from rlxf.utils.warnings import warn_user
 
@@ -75,7 +75,8 @@ class GymnasiumVecEnv(VecEnv):
       wrapper, without the wrappers around it; not of the vector wrapper with DISABLED, in which it has an
       error.
 
-    Rewards are float32 (N,), done flags bool (N,).
+    Observations are arrays of NumPy that can be written, also of environments of JAX. Rewards are float32
+    (N,), done flags bool (N,).
 
     The observation of a step that ends an episode depends on ``env.metadata["autoreset_mode"]``:
 
@@ -120,8 +121,8 @@ class GymnasiumVecEnv(VecEnv):
         observations, infos = self._reset_env()
         self._check_arrays(observations)
         self._keep_reset_infos(infos, np.ones(self.num_envs, np.bool_))
-        self.last_observation = observations
-        return observations
+        self.last_observation = writable_arrays(observations)
+        return self.last_observation
 
     def _reset_env(self) -> tuple[Any, dict[str, Any]]:
         """Reset the vector environment with the seed and options set before, and the counts of episodes."""
@@ -214,8 +215,8 @@ class GymnasiumVecEnv(VecEnv):
             observations, last, last_infos = self._finish(observations, infos, ends)
             self._record_ends(rows, ends, last, last_infos, truncated & ~terminated)
             self._mark(rows, "filler_next")
-        self.last_observation = observations
-        return observations, rewards.astype(np.float32), ends, rows
+        self.last_observation = writable_arrays(observations)
+        return self.last_observation, rewards.astype(np.float32), ends, rows
 
     def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return an array of a step; raise FaultyEnvironmentError unless it has one value per environment."""

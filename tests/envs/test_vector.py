@@ -609,3 +609,65 @@ def test_last_observations_of_objects_have_the_dtype_of_their_space():
     last = np.stack([info["terminal_observation"] for info in infos])
     assert last.dtype == env.observation_space.dtype
     assert (last == observations).all()
+
+
+class ForeignArray:
+    """Array of another library, as JAX returns it."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.values if dtype is None else self.values.astype(dtype)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.values[i]
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    values.flags.writeable = False
+    return values
+
+
+class OtherArrays(gymnasium.vector.VectorWrapper):
+    """Environment whose observations are not writable arrays of NumPy.
+
+    Args:
+        env: the vector environment.
+        convert: conversion of each array.
+    """
+
+    def __init__(self, env: VectorEnv, convert: Any):
+        super().__init__(env)
+        self.convert = convert
+
+    def _converted(self, observations: Any) -> Any:
+        if isinstance(observations, dict):
+            return {key: self.convert(part) for key, part in observations.items()}
+        return self.convert(observations)
+
+    def reset(self, **kwargs: Any) -> Any:
+        observations, infos = self.env.reset(**kwargs)
+        return self._converted(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        observations, *others = self.env.step(actions)
+        return self._converted(observations), *others
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("convert", [ForeignArray, read_only])
+@pytest.mark.parametrize("mode", MODES)
+def test_observations_of_other_array_types(mode, convert, as_dict):
+    """They are those of the environment, as writable arrays."""
+    make = partial(SyncVectorEnv, [partial(Counter, as_dict=as_dict)] * 3, autoreset_mode=mode)
+    changed, plain_env = as_vec_env(OtherArrays(make(), convert)), as_vec_env(make())
+    for env in (changed, plain_env):
+        env.seed(0)
+    pairs = [(changed.reset(), plain_env.reset())]
+    pairs += [(changed.step(np.zeros(3, int))[0], plain_env.step(np.zeros(3, int))[0]) for _ in range(12)]
+    for theirs, ours in pairs:
+        parts = theirs.values() if as_dict else [theirs]
+        assert all(type(part) is np.ndarray and part.flags.writeable for part in parts)
+        np.testing.assert_equal(theirs, ours)
