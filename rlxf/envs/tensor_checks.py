@@ -37,6 +37,11 @@ class TensorChecks:
         self.device = device
         self._limits = {name: _limits(leaf, device) for name, leaf in parts_by_key(space).items()}
 
+    @property
+    def only_boxes(self) -> bool:
+        """Return whether no part of the observations is a choice, which a network would use as an index."""
+        return all(isinstance(leaf, spaces.Box) for leaf in parts_by_key(self._space).values())
+
     def check_observations(self, name: str, observations: Any) -> None:
         """Raise unless observations (N, ...) have the device, dtype and shape of their space.
 

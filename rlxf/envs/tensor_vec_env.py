@@ -1,28 +1,24 @@
 """Gymnasium's vector environments of torch tensors, for agents on their device and as SB3's `VecEnv`."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from types import ModuleType
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from torch import Tensor
 
 from rlxf.envs.spaces import check_spaces, map_parts
 from rlxf.envs.tensor_checks import TensorChecks
-from rlxf.envs.vector import GymnasiumVecEnv
+from rlxf.envs.tensor_step import Info, SparseInfos, TensorStep
+from rlxf.envs.vector import GymnasiumVecEnv, last_observations
 from rlxf.utils.dtypes import torch_dtype
 from rlxf.utils.errors import FaultyEnvironmentError
-
-Info = dict[str, Any]
 
 
 def as_vec_env(env: VectorEnv) -> VecEnv:
@@ -82,81 +78,20 @@ def to_numpy(space: spaces.Space[Any], observations: Any) -> Any:
     return observations.detach().to(torch_dtype(space.dtype)).cpu().numpy().copy()
 
 
-class SparseInfos(Sequence[Info]):
-    """Infos of N environments, of which few are not empty.
-
-    Args:
-        num_envs: N.
-        rows: the infos that are not empty, by the number of their environment.
-    """
-
-    def __init__(self, num_envs: int, rows: dict[int, Info]):
-        self._num_envs, self.rows = num_envs, rows
-
-    def __len__(self) -> int:
-        return self._num_envs
-
-    @overload
-    def __getitem__(self, i: int) -> Info: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Info]: ...
-    def __getitem__(self, i: int | slice) -> Info | list[Info]:
-        """Return the info of an environment; an empty one is a new dict."""
-        numbers = range(self._num_envs)[i]
-        if isinstance(numbers, int):
-            return self.rows.get(numbers, {})
-        return [self.rows.get(number, {}) for number in numbers]
-
-
-@dataclass(frozen=True, eq=False)
-class TensorStep:
-    """Results of a step of N environments, as tensors on their device.
-
-    Args:
-        observations: (N, ...), before the next step.
-        rewards: (N,) float32.
-        ends: (N,) bool, whether the episode ended with the step.
-        truncated: (N,) bool, whether it was truncated and not terminated.
-        last: (N, ...), of which the rows ``ends`` are the last observations of their episodes.
-        filler_next: (N,) bool, whether the next step is a reset step (NEXT_STEP).
-        infos: infos as in `GymnasiumVecEnv`, with tensors as terminal observations. Of the infos of the
-            environments they contain only ``is_success``.
-        valid: False if a number is not finite, or an observation is outside of its space.
-        has_truncated: True if any episode was truncated.
-    """
-
-    observations: Any
-    rewards: Tensor
-    ends: Tensor
-    truncated: Tensor
-    last: Any
-    filler_next: Tensor
-    infos: SparseInfos
-    valid: bool
-    has_truncated: bool
-
-    @property
-    def dones(self) -> NDArray[np.bool_]:
-        """Return ``ends`` as an array (N,), from ``infos``, so that nothing is copied from the device."""
-        dones = np.zeros(len(self.infos), np.bool_)
-        dones[[i for i, info in self.infos.rows.items() if "episode" in info]] = True
-        return dones
-
-
 class TensorVecEnv(GymnasiumVecEnv):
     """Gymnasium `VectorEnv` whose observations, rewards and done flags are tensors on one device.
 
-    `step_tensors` takes and returns tensors. It copies three flags to the host in each step, and the returns
-    and lengths of episodes in steps in which one ends. `GTrXLPPO` calls it in rollouts, if there is no
-    wrapper around this class.
+    `step_tensors` takes and returns tensors. It copies two flags to the host in each step, and the numbers of
+    all episodes in steps in which one ends; with `defers_checks` only the latter. `GTrXLPPO` calls it in
+    rollouts, if there is no wrapper around this class.
 
     `reset` and `step` convert actions and results, so all tools of Stable-Baselines3 can use the environments
     as a `VecEnv` with the properties of `GymnasiumVecEnv`.
 
     Autoreset modes are those of `GymnasiumVecEnv`. With SAME_STEP, ``infos["final_obs"]``, or with the key of
     ManiSkill ``infos["final_observation"]``, must hold a tensor (N, ...) of observations, or a dict of them,
-    in each step that ends an episode. A tensor (N,) ``is_success`` in ``infos``, or with SAME_STEP in
-    ``infos["final_info"]``, is reported with the episode.
+    in each step that ends an episode. In other steps it may be missing, None, or such a tensor. A tensor (N,)
+    ``is_success`` in ``infos``, or with SAME_STEP in ``infos["final_info"]``, is reported with the episode.
 
     Args:
         env: the vector environment. If it declares a device (see `as_vec_env`), this is the device of all
@@ -204,9 +139,31 @@ class TensorVecEnv(GymnasiumVecEnv):
                 f"rlxf.envs.GymnasiumVecEnv(env)"
             )
 
-    @torch.no_grad()
+    @property
+    def defers_checks(self) -> bool:
+        """Return whether steps without ``final_obs`` do not wait for the device.
+
+        The caller of `step_tensors` then has to read `TensorStep.valid` later. The device must be an
+        accelerator, as reading costs nothing on the CPU. With NEXT_STEP, and without autoreset, the host has
+        to know in each step whether an episode ended. Choices outside of their space are never deferred: as
+        an index on a GPU, they would end the process.
+        """
+        mode = self.env.metadata["autoreset_mode"]
+        is_accelerator = self.device.type != "cpu"
+        return is_accelerator and mode is AutoresetMode.SAME_STEP and self._checks.only_boxes
+
     def step_tensors(self, actions: Tensor) -> TensorStep:
         """Step all environments with actions (N, ...) in the format of their space, without gradients."""
+        return self._step(actions, self.defers_checks)
+
+    @torch.no_grad()
+    def _step(self, actions: Tensor, deferred: bool) -> TensorStep:
+        """Step all environments as `step_tensors` does.
+
+        Args:
+            actions: (N, ...).
+            deferred: take it from ``final_obs``, not from the device, whether an episode may have ended.
+        """
         self.calls += 1
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         self._checks.check_observations("observations", observations)
@@ -214,11 +171,10 @@ class TensorVecEnv(GymnasiumVecEnv):
         observations, rewards = map_parts(observations, torch.detach), rewards.detach()
         terminated, truncated = terminated.bool(), truncated.bool()
         ends, truncated = terminated | truncated, truncated & ~terminated
-        flags = self._checks.valid(observations, rewards), ends.any(), truncated.any()
-        valid, has_ends, has_truncated = torch.stack(flags).tolist()
+        valid, may_end = self._read_flags(self._checks.valid(observations, rewards), ends, infos, deferred)
         rows = self._count_step(rewards)
         last = None
-        if has_ends:
+        if may_end:
             if self.env.metadata["autoreset_mode"] is AutoresetMode.DISABLED:  # the reset may overwrite them
                 observations, rewards, infos = self._copies(observations, rewards, infos)
             stepped = observations
@@ -226,19 +182,32 @@ class TensorVecEnv(GymnasiumVecEnv):
             self._checks.check_observations("last observations", last)
             if observations is not stepped:  # environments without autoreset were reset
                 self._checks.check_observations("first observations", observations)
-                valid = valid and bool(self._checks.valid(observations, rewards))
+                valid = valid & self._checks.valid(observations, rewards).cpu()
             rows |= self._end_episodes(ends, truncated, last, last_infos)
         return TensorStep(
             observations=observations,
             rewards=rewards.float(),
             ends=ends,
-            truncated=truncated,
             last=last,
             filler_next=self.filler_next,
             infos=SparseInfos(self.num_envs, rows),
             valid=valid,
-            has_truncated=has_truncated,
         )
+
+    def _read_flags(self, valid: Tensor, ends: Tensor, infos: Info, deferred: bool) -> tuple[Tensor, bool]:
+        """Return whether the results of a step are valid, bool (), and whether an episode may have ended.
+
+        Args:
+            valid: bool (), whether the numbers are valid.
+            ends: (N,) bool, whether the episode ended.
+            infos: infos of the vector environment.
+            deferred: see `_step`.
+        """
+        if not deferred:
+            valid, has_ends = torch.stack([valid, ends.any()]).cpu()
+            return valid, bool(has_ends)
+        has_last = last_observations(infos) is not None
+        return (valid if has_last else valid & ~ends.any()), has_last
 
     def _copies(self, observations: Any, rewards: Tensor, infos: Info) -> tuple[Any, Tensor, Info]:
         """Return copies of the results of a step; of the infos, they contain only ``is_success``."""
@@ -256,7 +225,7 @@ class TensorVecEnv(GymnasiumVecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step all environments, with actions and results as arrays."""
-        step = self.step_tensors(torch.as_tensor(self._actions, device=self.device))
+        step = self._step(torch.as_tensor(self._actions, device=self.device), deferred=False)
         infos = list(step.infos)
         for info in step.infos.rows.values():
             if "terminal_observation" in info:

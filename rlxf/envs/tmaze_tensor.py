@@ -52,7 +52,7 @@ class TMazeTensor(TMazeVector):
         )
 
     def _array(self, values: NDArray[Any]) -> Tensor:
-        return torch.tensor(values, device=self.device)
+        return torch.tensor(values).to(self.device, non_blocking=True)
 
     def _full(self, value: float) -> Tensor:
         return torch.full((self.num_envs,), value, device=self.device)

@@ -327,13 +327,17 @@ class GymnasiumVecEnv(VecEnv):
             first, first_infos = self.env.reset(options={"reset_mask": ends})
             self._keep_reset_infos(first_infos, ends)
             return first, observations, without_vector_statistics(infos)
-        key = next((key for key in _FINAL_OBS if key in infos), None)
-        if key is None:
-            raise FaultyEnvironmentError(
-                f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
-            )
+        final = last_observations(infos)
+        if final is None:
+            raise self.missing_last_observations()
         self._keep_reset_infos(infos, ends)
-        return observations, infos[key], final_infos(infos)
+        return observations, final, final_infos(infos)
+
+    def missing_last_observations(self) -> FaultyEnvironmentError:
+        """Return the error for an episode that ended with SAME_STEP and without last observations."""
+        return FaultyEnvironmentError(
+            f"{self.env} has autoreset mode SAME_STEP but no infos['final_obs'] at the end of an episode"
+        )
 
     def _keep_reset_infos(self, infos: dict[str, Any], first: _Mask) -> None:
         """Set ``reset_infos`` of the environments whose observation is the first one of an episode."""
@@ -357,6 +361,11 @@ class GymnasiumVecEnv(VecEnv):
     def _mark(self, rows: list[dict[str, Any]], key: str) -> None:
         for i in np.flatnonzero(self.filler_next).tolist():
             rows[i][key] = True
+
+
+def last_observations(infos: dict[str, Any]) -> Any:
+    """Return the last observations (N, ...) of episodes in infos of SAME_STEP; None if there are none."""
+    return next((infos[key] for key in _FINAL_OBS if infos.get(key) is not None), None)
 
 
 def _check_env(env: VectorEnv) -> None:

@@ -186,16 +186,19 @@ def observation_parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
     return parts
 
 
-def discrete_range(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return the lowest and the highest value of a discrete space as JSON; empty for other spaces.
+def number_range(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return the lowest and the highest value of a discrete space, or of the dtype of a Box, as JSON.
+
+    The bounds of a Box are not used, as environments may exceed them.
 
     Returns:
         "low" and "high": one number each, or, for MultiDiscrete, nested lists in the shape of the space.
     """
-    if isinstance(space, spaces.MultiBinary):
+    if isinstance(space, spaces.MultiBinary) or space.dtype == np.bool_:
         return {"low": 0, "high": 1}
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return {}
+        limits = (np.finfo if np.issubdtype(space.dtype, np.floating) else np.iinfo)(space.dtype)
+        return {"low": np.asarray(limits.min).item(), "high": np.asarray(limits.max).item()}
     low = np.asarray(space.start, np.int64)
     sizes = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec, np.int64)
     return {"low": low.tolist(), "high": (low + sizes - 1).tolist()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlxf.export.acting_step import ActingStep, discrete_range, observation_parts
+from rlxf.export.acting_step import ActingStep, number_range, observation_parts
 from rlxf.export.formats import (
     SUFFIXES,
     Format,
@@ -184,7 +184,7 @@ def export_step(
 def describe(step: ActingStep, action: Tensor) -> dict[str, Any]:
     """Return the description of a step as JSON: names, shapes and dtypes of all tensors, and spaces.
 
-    Discrete observations also have "low" and "high", see `discrete_range`.
+    Observations also have "low" and "high", see `number_range`.
     """
     parts = observation_parts(step.spaces[0])
     return {
@@ -194,7 +194,7 @@ def describe(step: ActingStep, action: Tensor) -> dict[str, Any]:
         "observation_space": str(step.spaces[0]),
         "action_space": str(step.spaces[1]),
         "observations": {
-            name: layout | discrete_range(parts[name]) for name, layout in _layout(step.observations).items()
+            name: layout | number_range(parts[name]) for name, layout in _layout(step.observations).items()
         },
         "action": _layout({"action": action})["action"],
         "state": {

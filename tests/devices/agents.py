@@ -15,7 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlxf import BehaviorCloning, DecisionTransformer, GTrXLPPO, ReturnConditionedMLP
 from rlxf.agents.decision_transformer import ElasticHistory, HighestValueReturn, MaxReturn, SampledReturn
-from rlxf.agents.gtrxl.environments import rollout_envs
+from rlxf.agents.gtrxl.tensor_environments import rollout_envs
 from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
 from rlxf.attention import CALM, KNN, RMT, Compressive, Full, GatedDeltaNet, Longformer, Window, XLRelative
 from rlxf.training import NumericalError

@@ -6,6 +6,7 @@ It is simulated, unless the environment variable ``RLXF_TEST_DEVICE`` is ``cuda`
 import warnings
 from collections.abc import Iterable
 
+from gymnasium.vector import AutoresetMode
 from rich.table import Table
 
 from rlxf.utils.tables import Table as PlainTable
@@ -13,6 +14,7 @@ from tests.attention.specs import ALONE
 from tests.devices import accelerator
 from tests.devices.agents import GTRXL, OFFLINE, gtrxl_waits, offline_waits
 from tests.devices.cores import waits
+from tests.devices.tensor_envs import tmaze_waits
 
 
 def agents() -> Table:
@@ -21,6 +23,11 @@ def agents() -> Table:
     for case in GTRXL:
         steps, minibatches = gtrxl_waits(case)
         table.add_row("GTrXLPPO", case, interval(steps), interval(minibatches))
+    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        steps, minibatches = tmaze_waits(mode, 4096)
+        for name, ends in {"": False, ", an episode ends": True}.items():
+            own = [count for is_end, count in steps if is_end == ends]
+            table.add_row("GTrXLPPO", f"tensors, {mode.value}{name}", interval(own), interval(minibatches))
     for case, (agent, _) in OFFLINE.items():
         table.add_row(agent.__name__, case, "", interval(offline_waits(case)))
     return table

@@ -25,7 +25,7 @@ from rlxf.envs import (
 )
 from rlxf.envs.filler_rows import has_filler_rows
 from rlxf.envs.tensor_checks import TensorChecks, _limits
-from rlxf.envs.tensor_vec_env import SparseInfos
+from rlxf.envs.tensor_step import SparseInfos
 from tests.agents.gtrxl.worlds import ACTIONS, DICT, VECTOR, Scripted, shifted
 from tests.envs.tensor_envs import ArrayConversion, Overwriting, Tensors, needs_array_conversion
 

@@ -66,7 +66,8 @@ def test_player_needs_neither_rlxf_nor_torch(exported):
 
 def test_player_is_short_and_runs_no_code_of_files():
     source = PLAYER.read_text()
-    assert len(source.splitlines()) <= 140
+    assert len(source.splitlines()) <= 100
+    assert max(map(len, source.splitlines())) <= 110
     called = {
         node.func.id
         for node in ast.walk(ast.parse(source))
@@ -129,7 +130,7 @@ def test_other_forms_of_checksums_are_accepted(exported, tmp_path, change):
 
 def test_wrong_observations_are_named(exported):
     player = Player(exported[1] / "policy.onnx")
-    with pytest.raises(ValueError, match=r"observation must have shape \[1, 3\], got \[4\]"):
+    with pytest.raises(ValueError, match=r"observation must have shape \[1, 3\] of numbers, got \[4\] of"):
         player.predict(np.zeros(4))
     with pytest.raises(ValueError, match="use deterministic=True"):
         player.predict(np.zeros(3), deterministic=False)
@@ -137,7 +138,7 @@ def test_wrong_observations_are_named(exported):
 
 def test_unsuitable_arguments_of_the_player_are_named(exported):
     player = Player(exported[1] / "policy.onnx")
-    with pytest.raises(ValueError, match="observation contains NaN or an infinite number"):
+    with pytest.raises(ValueError, match="observation contains nan, must be float32 from"):
         player.predict(np.array([0, np.nan, 0]))
     with pytest.raises(ValueError, match=r"episode_start must have shape \(1,\), got \(2,\)"):
         player.predict(np.zeros(3), player.initial_state(), [True, False])
@@ -226,7 +227,9 @@ def test_description_names_all_tensors(exported):
     description = json.loads((exported[1] / "policy.json").read_text())
     assert description["agent"] == "GTrXLPPO"
     assert description["inputs"][:2] == ["observation", "episode_start"]
-    assert description["observations"] == {"observation": {"shape": [1, 3], "dtype": "float32"}}
+    largest = float(np.finfo(np.float32).max)
+    part = {"shape": [1, 3], "dtype": "float32", "low": -largest, "high": largest}
+    assert description["observations"] == {"observation": part}
     assert [f"state.{name}" for name in description["state"]] == description["inputs"][2:]
 
 

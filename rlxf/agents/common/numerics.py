@@ -149,7 +149,7 @@ def check_outputs(
         return
     if outputs.sum().isfinite() or outputs[episode != EMPTY].isfinite().all():
         return
-    _raise_output_fault(policy, tokens, before, after)
+    raise_output_fault(policy, tokens, before, after)
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def check_outputs_later(
     Raises:
         NumericalError: on the CPU, if an output is not finite.
     """
-    fault = partial(_raise_output_fault, policy, tokens, before, after)
+    fault = partial(raise_output_fault, policy, tokens, before, after)
     if outputs.device.type == "cpu":
         check_outputs(policy, outputs, episode, tokens, before, after)
         return outputs, OutputCheck(None, fault)
@@ -216,7 +216,7 @@ def check_outputs_later(
     return outputs, OutputCheck(finite.all(), fault)
 
 
-def _raise_output_fault(
+def raise_output_fault(
     policy: nn.Module,
     tokens: Tensor,
     before: RecurrentState | None,

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,11 @@ from torch import Tensor
 from rlxf.agents.common.environment_checks import check_step_results
 from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.policy import GTrXLPolicy
-from rlxf.agents.gtrxl.rollout_buffer import RolloutStep
+from rlxf.agents.gtrxl.rollout_buffer import RolloutStep, SegmentBuffer
 from rlxf.envs.batch_checks import check_finite, may_reuse_arrays, warn_of_reused_arrays
 from rlxf.envs.infos import LOST
 from rlxf.envs.spaces import numbers_in_space
-from rlxf.envs.tensor_vec_env import TensorStep, TensorVecEnv, to_numpy
-from rlxf.export.acting_step import EnvironmentActions
 from rlxf.utils.errors import FaultyEnvironmentError
-from rlxf.utils.warnings import warn_user
 
 Info = dict[str, Any]
 
@@ -102,6 +98,19 @@ class RolloutEnvs(ABC):
             FaultyEnvironmentError: if the last observation of a truncated episode is not finite.
         """
 
+    @abstractmethod
+    def check_rollout(self, buffer: SegmentBuffer, obs: Any) -> None:
+        """Check the stored steps of the rollout whose results `step` and `check` left on the device.
+
+        Args:
+            buffer: the steps of the rollout.
+            obs: observations (E, ...) after the last one.
+
+        Raises:
+            FaultyEnvironmentError: as `check`, for the first faulty step.
+            NumericalError: as `step`, for the first faulty step.
+        """
+
 
 class ArrayEnvs(RolloutEnvs):
     """Environments whose observations, rewards and done flags are NumPy arrays: any ``VecEnv``."""
@@ -144,6 +153,9 @@ class ArrayEnvs(RolloutEnvs):
             self._upload(filler_next),
         )
 
+    def check_rollout(self, buffer: SegmentBuffer, obs: Any) -> None:
+        """Do nothing: `step` and `check` read everything."""
+
     def _check_last_obs(self, last: Any, obs: Any, truncated: np.ndarray, was_reset: np.ndarray) -> None:
         """Warn if environments replaced their last observations (N, ...) when they were reset."""
         rows = truncated[was_reset]
@@ -184,91 +196,3 @@ def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:
     for row in np.flatnonzero(rows).tolist():
         marked[row] = bool(infos[row].get(key))
     return marked
-
-
-class TensorEnvs(RolloutEnvs):
-    """Environments whose observations, rewards and done flags are tensors on the agent's device.
-
-    `step` returns the done flags as an array, which needs no further copy from the device.
-
-    Raises:
-        ValueError: if their device is not that of the agent.
-    """
-
-    env: TensorVecEnv
-    _step: TensorStep
-
-    def __init__(self, env: TensorVecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]):
-        super().__init__(env, policy, env_numbers)
-        if env.device != self.device:
-            raise ValueError(
-                f"the tensors of {env.env} are on {env.device}, but the agent is on {self.device}: create "
-                f"the environments with device={str(self.device)!r}, or the agent with "
-                f"device={str(env.device)!r}"
-            )
-
-    def step(self, step: RolloutStep) -> tuple[Any, Tensor, np.ndarray, Sequence[Info]]:
-        """Take a step; no observation, reward or action leaves the device.
-
-        Observations and rewards are tensors, also for callbacks: arrays would need a copy in each step.
-
-        The outputs are checked after the step, which has already waited for the device.
-        """
-        self._step = taken = self.env.step_tensors(self._to_environment(step.actions))
-        step.check()
-        return taken.observations, taken.rewards, taken.dones, taken.infos
-
-    def check(self, obs: Any, rewards: Tensor, dones: np.ndarray, step: int) -> None:
-        """Check results on the host if `TensorVecEnv` found invalid ones on the device."""
-        if self._step.valid:
-            return
-        obs = to_numpy(self.env.observation_space, obs)
-        check_step_results(self.env, obs, rewards.cpu().numpy(), dones, step, self.env_numbers)
-        self.env.ignore_bounds()  # of which the check has warned
-
-    def finished(self, infos: Sequence[Info], dones: np.ndarray) -> tuple[list[Info], np.ndarray]:
-        """Return the infos of the episodes that ended."""
-        ended = [info for info in self._step.infos.rows.values() if "episode" in info]
-        return ended, np.ones(len(ended), np.bool_)
-
-    def results(
-        self, obs: Any, rewards: Tensor, dones: np.ndarray, infos: Sequence[Info], step: int
-    ) -> StepResults:
-        """Select the last observations of truncated episodes."""
-        result = self._step
-        rows = self._none
-        last = None
-        if result.has_truncated:
-            rows = result.truncated.nonzero()[:, 0]
-            last = map_obs(lambda x: x[rows], result.last)
-            numbers = [self.env_numbers[row] for row in rows.tolist()]
-            check_finite("last observation", to_numpy(self.env.observation_space, last), step, numbers)
-        return StepResults(obs, rewards, result.ends, rows, last, None, result.filler_next)
-
-    @cached_property
-    def _none(self) -> Tensor:
-        return torch.zeros(0, dtype=torch.long, device=self.device)
-
-    @cached_property
-    def _to_environment(self) -> EnvironmentActions:
-        """Conversion of actions on the device, as `GTrXLPolicy.to_environment` does on the host."""
-        return EnvironmentActions(self.policy.action_space).to(self.device)
-
-
-def rollout_envs(env: VecEnv, policy: GTrXLPolicy, env_numbers: Sequence[int]) -> RolloutEnvs:
-    """Return the environments in the form for the collector; arguments as in `RolloutEnvs`.
-
-    Raises:
-        ValueError: if environments with tensors are not on the agent's device.
-
-    Warns:
-        UserWarning: if a wrapper converts the tensors of environments to arrays.
-    """
-    if isinstance(env, TensorVecEnv):
-        return TensorEnvs(env, policy, env_numbers)
-    if isinstance(env.unwrapped, TensorVecEnv):
-        warn_user(
-            f"{type(env).__name__} computes with NumPy arrays, so observations are copied from the device "
-            f"and back in each step: use a wrapper for tensors inside of the VectorEnv instead"
-        )
-    return ArrayEnvs(env, policy, env_numbers)

@@ -26,16 +26,18 @@ from rlxf.agents.gtrxl import resume
 from rlxf.agents.gtrxl.config import check_schedules
 from rlxf.agents.gtrxl.core import check_filler_rows
 from rlxf.agents.gtrxl.diagnostics import TrainingDiagnostics
-from rlxf.agents.gtrxl.environments import RolloutEnvs, rollout_envs
+from rlxf.agents.gtrxl.environments import RolloutEnvs
 from rlxf.agents.gtrxl.hyperparameters import hyperparameters
 from rlxf.agents.gtrxl.observations import as_array, map_obs
 from rlxf.agents.gtrxl.resumable_agent import ResumableAgent
 from rlxf.agents.gtrxl.rollout_buffer import SegmentBuffer
+from rlxf.agents.gtrxl.tensor_environments import rollout_envs
 from rlxf.envs.gymnasium_wrappers import warn_of_unsaved_statistics
 from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.step_checks import count_calls
 from rlxf.envs.worker_vec_env import restart_counts
 from rlxf.evaluation.environment import check_not_trained_in
+from rlxf.training import NumericalError
 from rlxf.training.checkpoints import flat_callbacks, load_callback_states
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
@@ -66,7 +68,7 @@ class TrainingLoop(ResumableAgent):
         self.ranks.broadcast_rng_state()
         self._between_rollouts = False
         envs = rollout_envs(env, self.policy, self.collector.env_numbers)
-        with restore_stats_on_error(env), self._reset_after_error():
+        with restore_stats_on_error(env), self._reset_after_error(), self._check_rollout(envs):
             is_complete = self._take_steps(envs, callback, n_rollout_steps)
         self._env_calls = count_calls(env)
         if not is_complete:
@@ -104,6 +106,19 @@ class TrainingLoop(ResumableAgent):
         except BaseException:  # also Ctrl-C
             self._last_obs = None
             raise
+
+    @contextmanager
+    def _check_rollout(self, envs: RolloutEnvs) -> Iterator[None]:
+        """Check the unread steps of the body, after it or when it raises NumericalError.
+
+        An invalid observation of an earlier step may be the cause of such an error, and is then raised.
+        """
+        try:
+            yield
+        except NumericalError:
+            envs.check_rollout(self.rollout_buffer, self.collector.obs)
+            raise
+        envs.check_rollout(self.rollout_buffer, self.collector.obs)
 
     def _take_step(self, envs: RolloutEnvs, callback: BaseCallback) -> bool:
         """Take a step in every environment; return False if a callback stops training."""
