@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.batch_checks import check_finite
-from rlxf.envs.infos import LOST, is_filler
+from rlxf.envs.infos import LOST, is_filler, success_of
 from rlxf.envs.sb3_vec_env import pause_envs
 from rlxf.envs.spaces import rows_of
 from rlxf.envs.specs import spec_of
@@ -263,7 +263,7 @@ class EpisodeCounter:
         """Count one step of every environment.
 
         Raises:
-            FaultyEnvironmentError: if a reward is NaN or infinite.
+            FaultyEnvironmentError: if a reward is NaN or infinite, or a success is not a number.
         """
         played = ~is_filler(infos)
         self._steps += played
@@ -301,12 +301,6 @@ class EpisodeCounter:
 
 
 def _success_of(info: Info) -> bool | None:
-    """Return whether an episode was a success, by a number or an array of one; None if unknown.
-
-    NaN, and an array of another size, are no success.
-    """
-    success = info.get("is_success")
-    if success is None:
-        return None
-    value = np.asarray(success)
-    return value.size == 1 and bool((value == value).all() and value.all())
+    """Return whether an episode was a success, which NaN is not; None if it is unknown."""
+    success = success_of(info)
+    return None if success is None else success == success and success != 0

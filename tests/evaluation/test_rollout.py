@@ -15,6 +15,7 @@ from rlxf import collect, evaluate
 from rlxf.envs.infos import LOST
 from rlxf.evaluation import rollout
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, quotas
+from rlxf.utils.errors import FaultyEnvironmentError
 from tests.evaluation.worlds import Countdown, Idle, vec
 
 counts = st.integers(1, 300)
@@ -101,6 +102,14 @@ def test_successes_may_be_arrays_of_one_element(success):
 def test_a_success_that_is_nan_does_not_count():
     envs = (Countdown(last_info={"is_success": success}) for success in (np.nan, 1.0))
     assert evaluate(Idle(), vec(*envs), episodes=2).successes.tolist() == [False, True]
+
+
+def test_a_success_of_text_is_an_error():
+    env = Countdown(last_info={"is_success": "no"})
+    with pytest.raises(
+        FaultyEnvironmentError, match=r"is_success.* must be True, False or a number, got 'no'"
+    ):
+        evaluate(Idle(), vec(env), episodes=1)
 
 
 def test_lost_life_does_not_end_an_episode():
