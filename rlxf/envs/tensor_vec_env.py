@@ -215,6 +215,8 @@ class TensorVecEnv(GymnasiumVecEnv):
         ends, truncated = terminated | truncated, truncated & ~terminated
         flags = self._checks.valid(observations, rewards), ends.any(), truncated.any()
         valid, has_ends, has_truncated = torch.stack(flags).tolist()
+        if self._filler_rows:
+            rewards = rewards.masked_fill(self.filler_next, 0)
         rows = self._count_step(rewards)
         last = None
         if has_ends:

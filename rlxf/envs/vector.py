@@ -201,6 +201,8 @@ class GymnasiumVecEnv(VecEnv):
         terminated = self._checked("terminations", np.asarray(terminated, np.bool_))
         truncated = self._checked("truncations", np.asarray(truncated, np.bool_))
         ends = terminated | truncated
+        if self.filler_next.any():  # environments of Gymnasium with jax, and wrappers, return other rewards
+            rewards = np.where(self.filler_next, 0, rewards)
         self._returns += rewards
         self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
