@@ -125,8 +125,9 @@ def _warn_of_endless_episode(environment: int, steps: int) -> None:
     warn_user(
         f"the episode of environment {environment} has not ended in {steps:,} steps, and whole episodes are "
         f"needed here: if it never ends, add a time limit, gymnasium.make(id, max_episode_steps=N), "
-        f"make_vec_env(id, n_envs, env_kwargs={{'max_episode_steps': N}}) or "
-        f"gymnasium.wrappers.TimeLimit(env, N)"
+        f"make_vec_env(id, n_envs, env_kwargs={{'max_episode_steps': N}}), "
+        f"gymnasium.wrappers.TimeLimit(env, N), or on the command line "
+        f"--env-kwargs '{{\"max_episode_steps\": N}}'"
     )
 
 

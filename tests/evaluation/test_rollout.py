@@ -180,7 +180,7 @@ def test_episodes_that_do_not_end_warn_once():
     assert steps_of(vec(Countdown(1000), Countdown(1000)), 9) == []
     (message,) = steps_of(vec(Countdown(1000), Countdown(1000)), 100)
     assert "environment 0 has not ended in 10 steps" in message
-    assert "max_episode_steps" in message
+    assert """--env-kwargs '{"max_episode_steps": N}'""" in message
     assert "TimeLimit" in message
 
 
