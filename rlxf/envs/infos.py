@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlxf.utils.errors import FaultyEnvironmentError
+
 LOST, BROKEN = "Workers.lost", "Workers.broken"
 """Keys of infos.
 
@@ -46,6 +48,26 @@ def fill_infos(rows: Sequence[dict[str, Any]], infos: Mapping[str, Any], selecte
 def is_episode(value: Any) -> bool:
     """Return whether an entry ``episode`` of infos has the return and the length of an episode."""
     return isinstance(value, dict) and {"r", "l"} <= value.keys()
+
+
+def success_of(info: Mapping[str, Any]) -> float | None:
+    """Return the success of an episode, ``is_success``, as a number; None if it is unknown.
+
+    It is a number or an array of one number. An array of another size is no success, 0.
+
+    Raises:
+        FaultyEnvironmentError: if it is not a number, e.g. text.
+    """
+    success = info.get("is_success")
+    if success is None:
+        return None
+    value = np.asarray(success)
+    if value.dtype.kind not in "biuf":
+        raise FaultyEnvironmentError(
+            f"info['is_success'] of an episode must be True, False or a number, got {success!r}; correct the "
+            f"environment, or wrap it"
+        )
+    return float(value.item()) if value.size == 1 else 0.0
 
 
 def without_other_episode(infos: dict[str, Any]) -> dict[str, Any]:

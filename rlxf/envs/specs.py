@@ -294,7 +294,8 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
 
     Raises:
         TypeError: with the unknown argument and the accepted ones, or with the arguments that were passed.
-        DependencyNotInstalled: with the command that installs the extra in `_EXTRAS`.
+        DependencyNotInstalled: with the command that installs the extra in `_EXTRAS`, or with the module that
+            is missing.
     """
     try:
         yield
@@ -304,6 +305,10 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
             raise
         raise gymnasium.error.DependencyNotInstalled(
             f"{spec.id} needs packages that are not installed; install them with: {install_command(extra)}"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise gymnasium.error.DependencyNotInstalled(
+            f"{spec.id} needs a package that is not installed: {error}. Install the package with this module"
         ) from error
     except TypeError as error:
         match = re.search(r"unexpected keyword argument '(\w+)'", str(error))

@@ -172,6 +172,8 @@ class TensorVecEnv(GymnasiumVecEnv):
         terminated, truncated = terminated.bool(), truncated.bool()
         ends, truncated = terminated | truncated, truncated & ~terminated
         valid, may_end = self._read_flags(self._checks.valid(observations, rewards), ends, infos, deferred)
+        if self._filler_rows:
+            rewards = rewards.masked_fill(self.filler_next, 0)
         rows = self._count_step(rewards)
         last = None
         if may_end:

@@ -204,12 +204,15 @@ class GymnasiumVecEnv(VecEnv):
         terminated = self._checked("terminations", np.asarray(terminated, np.bool_))
         truncated = self._checked("truncations", np.asarray(truncated, np.bool_))
         ends = terminated | truncated
+        has_fillers = self.filler_next.any()
+        if has_fillers:  # environments of Gymnasium with jax, and wrappers, return other rewards
+            rewards = np.where(self.filler_next, 0, rewards)
         self._returns += rewards
         self._lengths += ~self.filler_next
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if infos:
             fill_infos(rows, without_other_episode(infos), ~(self.filler_next | ends))
-        if self.filler_next.any():
+        if has_fillers:
             self._mark(rows, "filler")
             self._keep_reset_infos(infos, self.filler_next)
         self.filler_next = np.zeros(self.num_envs, dtype=np.bool_)

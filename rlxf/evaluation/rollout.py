@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.batch_checks import check_finite
-from rlxf.envs.infos import LOST, is_filler
+from rlxf.envs.infos import LOST, is_filler, success_of
 from rlxf.envs.sb3_vec_env import pause_envs
 from rlxf.envs.spaces import rows_of
 from rlxf.envs.specs import spec_of
@@ -125,8 +125,9 @@ def _warn_of_endless_episode(environment: int, steps: int) -> None:
     warn_user(
         f"the episode of environment {environment} has not ended in {steps:,} steps, and whole episodes are "
         f"needed here: if it never ends, add a time limit, gymnasium.make(id, max_episode_steps=N), "
-        f"make_vec_env(id, n_envs, env_kwargs={{'max_episode_steps': N}}) or "
-        f"gymnasium.wrappers.TimeLimit(env, N)"
+        f"make_vec_env(id, n_envs, env_kwargs={{'max_episode_steps': N}}), "
+        f"gymnasium.wrappers.TimeLimit(env, N), or on the command line "
+        f"--env-kwargs '{{\"max_episode_steps\": N}}'"
     )
 
 
@@ -263,7 +264,7 @@ class EpisodeCounter:
         """Count one step of every environment.
 
         Raises:
-            FaultyEnvironmentError: if a reward is NaN or infinite.
+            FaultyEnvironmentError: if a reward is NaN or infinite, or a success is not a number.
         """
         played = ~is_filler(infos)
         self._steps += played
@@ -301,12 +302,6 @@ class EpisodeCounter:
 
 
 def _success_of(info: Info) -> bool | None:
-    """Return whether an episode was a success, by a number or an array of one; None if unknown.
-
-    NaN, and an array of another size, are no success.
-    """
-    success = info.get("is_success")
-    if success is None:
-        return None
-    value = np.asarray(success)
-    return value.size == 1 and bool((value == value).all() and value.all())
+    """Return whether an episode was a success, which NaN is not; None if it is unknown."""
+    success = success_of(info)
+    return None if success is None else success == success and success != 0

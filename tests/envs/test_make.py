@@ -176,6 +176,16 @@ def test_a_missing_simulator_raises_with_the_install_command(monkeypatch, packag
     assert f"gymnasium[{extra}]" not in str(error.value)
 
 
+@pytest.mark.parametrize("vector", [False, True], ids=["single", "vector"])
+def test_a_missing_module_raises_with_the_id_and_the_module(monkeypatch, vector):
+    monkeypatch.setitem(sys.modules, "absent", None)
+    points = {"entry_point": "absent:Task"} | ({"vector_entry_point": "absent:Tasks"} if vector else {})
+    gymnasium.register("absent/Task-v0", **points)
+    with pytest.raises(DependencyNotInstalled, match=r"absent/Task-v0 needs a package.* absent"):
+        make_vec_env("absent/Task-v0", 1)
+    del gymnasium.registry["absent/Task-v0"]
+
+
 @pytest.mark.parametrize("workers", [None, Workers(2)])
 def test_classes_and_functions_create_environments(workers):
     """They need not be registered; a class gets ``env_kwargs``, and wrappers are applied to each copy."""

@@ -69,6 +69,24 @@ def test_results_do_not_change_if_the_environment_overwrites_its_tensors(mode):
     )
 
 
+@pytest.mark.parametrize("convert", [lambda env: env, Tensors], ids=["arrays", "tensors"])
+def test_reset_steps_have_no_reward(convert):
+    """Also if a wrapper of the vector environment changes it, as environments of Gymnasium with jax do."""
+    env = as_vec_env(convert(TransformReward(scripted(AutoresetMode.NEXT_STEP), lambda reward: reward + 1)))
+    env.reset()
+    sums, fillers = np.zeros(env.num_envs), 0
+    for _ in range(40):
+        _, rewards, ends, infos = env.step(np.ones(env.num_envs, np.int64))
+        sums += rewards
+        filler = [info.get("filler", False) for info in infos]
+        assert not rewards[filler].any()
+        fillers += sum(filler)
+        for i in np.flatnonzero(ends):
+            assert infos[i]["episode"]["r"] == pytest.approx(sums[i])
+        sums[ends] = 0
+    assert fillers > 0
+
+
 class AlwaysOne:
     """Agent that always takes action 1."""
 

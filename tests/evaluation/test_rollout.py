@@ -15,6 +15,7 @@ from rlxf import collect, evaluate
 from rlxf.envs.infos import LOST
 from rlxf.evaluation import rollout
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, monitored_score, quotas
+from rlxf.utils.errors import FaultyEnvironmentError
 from tests.evaluation.worlds import Countdown, Idle, vec
 
 counts = st.integers(1, 300)
@@ -103,6 +104,14 @@ def test_a_success_that_is_nan_does_not_count():
     assert evaluate(Idle(), vec(*envs), episodes=2).successes.tolist() == [False, True]
 
 
+def test_a_success_of_text_is_an_error():
+    env = Countdown(last_info={"is_success": "no"})
+    with pytest.raises(
+        FaultyEnvironmentError, match=r"is_success.* must be True, False or a number, got 'no'"
+    ):
+        evaluate(Idle(), vec(env), episodes=1)
+
+
 def test_lost_life_does_not_end_an_episode():
     tally = EpisodeCounter(np.array([1]), monitored_score)
     life_lost, episode_ended = {}, {"episode": {"r": 21.5, "l": 4}}
@@ -171,7 +180,7 @@ def test_episodes_that_do_not_end_warn_once():
     assert steps_of(vec(Countdown(1000), Countdown(1000)), 9) == []
     (message,) = steps_of(vec(Countdown(1000), Countdown(1000)), 100)
     assert "environment 0 has not ended in 10 steps" in message
-    assert "max_episode_steps" in message
+    assert """--env-kwargs '{"max_episode_steps": N}'""" in message
     assert "TimeLimit" in message
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rlxf.envs.infos import is_episode, success_of
 from rlxf.training import Archive
 from rlxf.training.process_group import ProcessGroup
 
@@ -21,7 +22,7 @@ class EpisodeStatistics:
 
     def record(self, infos: list[dict[str, Any]], dones: np.ndarray) -> None:
         """Record the episodes that ended in a step of this process's environments."""
-        self._steps.append([_statistics(infos[row]) for row in np.flatnonzero(dones)])
+        self._steps.append([_episode_info_json(infos[row]) for row in np.flatnonzero(dones)])
 
     def exchange(
         self, ranks: ProcessGroup, record: Callable[[list[dict[str, Any]], np.ndarray], None]
@@ -39,6 +40,22 @@ class EpisodeStatistics:
         for step in zip(*(each.documents["steps"] for each in archives), strict=True):
             infos = [info for part in step for info in part]
             record(infos, np.ones(len(infos), np.bool_))
+
+
+def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of an info that SB3 averages for its log: the episode and its success as a number.
+
+    An entry ``episode`` of another meaning, such as a number, is left out.
+
+    Raises:
+        FaultyEnvironmentError: if the success is not a number.
+    """
+    statistics: dict[str, Any] = {}
+    if is_episode(info.get("episode")):
+        statistics["episode"] = info["episode"]
+    if (success := success_of(info)) is not None:
+        statistics["is_success"] = success
+    return statistics
 
 
 def statistics_to_json(
@@ -76,11 +93,7 @@ def _episode_numbers(episode: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(episode[name]) for name in NUMBERS if name in episode}
 
 
-def _statistics(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an info that SB3 averages for its log."""
-    statistics: dict[str, Any] = {}
-    if "episode" in info:
-        statistics["episode"] = _episode_numbers(info["episode"])
-    if "is_success" in info:
-        statistics["is_success"] = float(info["is_success"])
-    return statistics
+def _episode_info_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `episode_info` as JSON."""
+    found = episode_info(info)
+    return found | {"episode": _episode_numbers(found["episode"])} if "episode" in found else found

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
@@ -180,7 +181,7 @@ class ArrayEnvs(RolloutEnvs):
                 f"of the episode, as VecEnvs of Stable-Baselines3 do"
             )
         space = self.env.observation_space
-        ends = [numbers_in_space(space, infos[row]["terminal_observation"]) for row in rows]
+        ends = [numbers_in_space(space, _in_space(space, infos[row]["terminal_observation"])) for row in rows]
         last = map_obs(lambda *obs: np.stack(obs), *ends)
         check_finite("last observation", last, step, [self.env_numbers[row] for row in rows])
         return last
@@ -188,6 +189,11 @@ class ArrayEnvs(RolloutEnvs):
     def _upload(self, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
         """Return values on the device; the program does not wait for the copy."""
         return torch.as_tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+
+
+def _in_space(space: spaces.Space[Any], obs: Any) -> Any:
+    """Leave out parts of an observation that its Dict space lacks, as ``DummyVecEnv`` does in each step."""
+    return {key: obs[key] for key in space} if isinstance(space, spaces.Dict) else obs
 
 
 def _marked(infos: Sequence[Info], rows: np.ndarray, key: str) -> np.ndarray:

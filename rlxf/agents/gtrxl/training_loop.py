@@ -18,7 +18,7 @@ from rlxf.agents.common.environment_checks import (
     normalizes_observations,
     restore_stats_on_error,
 )
-from rlxf.agents.common.episode_statistics import EpisodeStatistics
+from rlxf.agents.common.episode_statistics import EpisodeStatistics, episode_info
 from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.common.training_env import check_has_env
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
@@ -146,7 +146,7 @@ class TrainingLoop(ResumableAgent):
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """Update episode statistics as in SB3; several processes exchange them after the rollout."""
         if self.ranks.world_size == 1 or dones is None:
-            super()._update_info_buffer(infos, dones)
+            super()._update_info_buffer(list(map(episode_info, infos)), dones)
         else:
             self._episodes.record(infos, dones)
 

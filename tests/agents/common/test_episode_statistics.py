@@ -1,10 +1,53 @@
-"""Tests of the storage of episode statistics in files, and of the seeds of environments that are reset."""
+"""Tests of episode statistics, of their storage in files, and of the seeds of environments that are reset."""
 
 import json
 
 import numpy as np
+import pytest
 
-from rlxf.agents.common.episode_statistics import statistics_from_json, statistics_to_json, unused_seed
+from rlxf.agents.common.episode_statistics import (
+    EpisodeStatistics,
+    episode_info,
+    statistics_from_json,
+    statistics_to_json,
+    unused_seed,
+)
+from rlxf.training.process_group import ProcessGroup
+from rlxf.utils.errors import FaultyEnvironmentError
+
+
+@pytest.mark.parametrize("other", [5, "first", None, {"number": 5}, {"r": 5.0}])
+def test_entries_of_another_meaning_are_no_episode(other):
+    assert episode_info({"episode": other, "own": 1}) == {}
+
+
+def test_an_episode_keeps_its_own_keys():
+    episode = {"r": 1.5, "l": 3, "note": "own key"}
+    assert episode_info({"episode": episode}) == {"episode": episode}
+
+
+@pytest.mark.parametrize("success", [True, np.True_, np.array([True]), [1]])
+def test_successes_are_numbers(success):
+    (value,) = episode_info({"is_success": success}).values()
+    assert type(value) is float
+    assert value == 1
+
+
+def test_an_unknown_success_is_left_out():
+    assert episode_info({"is_success": None}) == {}
+
+
+def test_text_is_no_success():
+    with pytest.raises(FaultyEnvironmentError, match=r"is_success.* True, False or a number, got 'no'"):
+        episode_info({"is_success": "no"})
+
+
+def test_recorded_episodes_are_exchanged_without_values_that_files_cannot_hold():
+    statistics, steps = EpisodeStatistics(), []
+    infos = [{"episode": {"r": np.float32(2), "l": 3, "note": object()}, "is_success": None}, {"episode": 5}]
+    statistics.record(infos, np.array([True, True]))
+    statistics.exchange(ProcessGroup(), lambda ended, dones: steps.append((ended, dones.tolist())))
+    assert steps == [([{"episode": {"r": 2.0, "l": 3.0}}, {}], [True, True])]
 
 
 def test_stored_statistics_are_restored_without_the_numbers_that_an_environment_lacks():

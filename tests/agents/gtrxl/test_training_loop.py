@@ -11,13 +11,24 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlxf import GTrXLPPO, evaluate
 from rlxf.attention import LearnedAbsolute
 from rlxf.envs import Curriculum, make_vec_env
 from rlxf.training.schedules import CosineSchedule
-from tests.agents.gtrxl.worlds import parameters, same, scripts, shifted, small_agent, small_core
+from tests.agents.gtrxl.worlds import (
+    DICT,
+    MIXED,
+    Scripted,
+    parameters,
+    same,
+    scripts,
+    shifted,
+    small_agent,
+    small_core,
+)
 
 ENVS, STEPS = 3, 16
 ROLLOUT = ENVS * STEPS
@@ -80,6 +91,44 @@ def test_positions_up_to_the_length_of_an_episode_are_sufficient(mode):
         env = SyncVectorEnv(makes, autoreset_mode=mode)
         agent = small_agent(env, core=core, n_steps=steps, batch_size=12)
         agent.learn(4 * ENVS * steps)
+
+
+class OtherInfos(Scripted):
+    """Environment whose infos have an entry ``episode`` that is the number of the step."""
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return *results, info | {"episode": self.life, "is_success": np.array([True])}
+
+
+def test_an_entry_episode_of_another_meaning_is_not_logged(tmp_path):
+    agent = small_agent(Monitor(OtherInfos()), tensorboard_log=str(tmp_path))
+    agent.learn(64, log_interval=1)
+    assert {info.keys() >= {"r", "l", "t"} for info in agent.ep_info_buffer} == {True}
+    assert sum(end != 0 for end in (MIXED * 6)[:64]) == len(agent.ep_info_buffer)
+    assert set(agent.ep_success_buffer) == {1.0}
+
+
+class MoreParts(Scripted):
+    """Environment whose observations have a part that its space lacks."""
+
+    def reset(self, **options):
+        observation, info = super().reset(**options)
+        return observation | {"other": 0}, info
+
+    def step(self, action):
+        observation, *results = super().step(action)
+        return observation | {"other": 0}, *results
+
+
+def test_parts_that_the_space_of_observations_lacks_are_ignored():
+    """Also in the last observation of a truncated episode."""
+    values = []
+    for kind in (Scripted, MoreParts):
+        agent = small_agent(kind(observation_space=copy.deepcopy(DICT)), "MultiInputGTrXLPolicy")
+        agent.learn(64)
+        values.append(agent.rollout_buffer.returns.clone())
+    assert torch.equal(*values)
 
 
 def mazes():
