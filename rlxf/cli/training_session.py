@@ -225,9 +225,10 @@ def _periodic_callbacks(callbacks: list[BaseCallback]) -> dict[str, PeriodicCall
 
 
 def _load_states(callbacks: Mapping[str, PeriodicCallback], checkpoint: Path) -> None:
-    states = read_archive(checkpoint).documents[STATEFUL_DOCUMENT]
-    for name in callbacks.keys() & states.keys():  # videos may have become possible since
-        callbacks[name].load_state(states[name])
+    with checkpoint_errors():
+        states = read_archive(checkpoint).documents[STATEFUL_DOCUMENT]
+        for name in callbacks.keys() & states.keys():  # videos may have become possible since
+            callbacks[name].load_state(states[name])
 
 
 def save_agent(agent: BaseAlgorithm, run: RunFolder) -> None:

@@ -152,6 +152,7 @@ def check_format(dataset_id: str, metadata: dict[str, Any]) -> None:
     data_format = metadata.get("data_format", "hdf5")
     if data_format != "hdf5":
         raise DatasetError(
-            f"dataset {dataset_id} is stored as {data_format}; only hdf5 is supported, since Minari's reader "
-            f"of other formats truncates episodes of 32,768 or more steps. Record it with data_format='hdf5'"
+            f"dataset {dataset_id} is stored as {reprlib.repr(data_format)}; only hdf5 is supported, since "
+            f"Minari's reader of other formats truncates episodes of 32,768 or more steps. Record it with "
+            f"data_format='hdf5'"
         )

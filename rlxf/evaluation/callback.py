@@ -190,4 +190,4 @@ class EvaluationCallback(SelectingCallback):
     def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state`; earlier reports are not restored."""
         super().load_state(state)
-        self.episode_length = state["episode_length"]
+        self.episode_length = float(state["episode_length"])

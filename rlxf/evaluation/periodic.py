@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rlxf.evaluation.rollout import uncompiled_steps
-from rlxf.utils.checks import as_whole_number, check_not_negative
+from rlxf.utils.checks import MAX_INT64, as_whole_number, check_bool, check_int, check_not_negative
 
 TEXT_OUTPUTS = (HumanOutputFormat, JSONOutputFormat, CSVOutputFormat)
 """SB3's output formats for text. They write an empty row if a picture is excluded."""
@@ -134,9 +134,15 @@ class PeriodicCallback(BaseCallback):
         return {"played": self.played, "has_ended": self._has_ended}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load a `state`."""
-        self.played = state["played"]
-        self._has_ended = state.get("has_ended", False)
+        """Load a `state`.
+
+        Raises:
+            TypeError, ValueError: if a value is not allowed.
+        """
+        played, has_ended = state["played"], state.get("has_ended", False)
+        check_int("played", played, 0, MAX_INT64)
+        check_bool("has_ended", has_ended)
+        self.played, self._has_ended = played, has_ended
 
 
 class SelectingCallback(PeriodicCallback):
@@ -189,4 +195,8 @@ class SelectingCallback(PeriodicCallback):
     def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state`; results of earlier intervals are not restored."""
         super().load_state(state)
-        self.best, self.best_step = state["best"], state["best_step"]
+        best, best_step = state["best"], state["best_step"]
+        if best is not None:
+            best = float(best)
+            check_int("best_step", best_step, 0, MAX_INT64)
+        self.best, self.best_step = best, best_step

@@ -251,7 +251,7 @@ def _continued(times: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 UNREADABLE = (
-    *(ValueError, NotImplementedError, EOFError, RuntimeError),
+    *(ValueError, NotImplementedError, EOFError, RuntimeError, OverflowError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError),
 )
 """Errors of NumPy and of the decompression for the bytes of a damaged NPZ file."""

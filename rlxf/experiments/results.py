@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlxf.experiments.columns import LARGEST_VALUE
 from rlxf.experiments.jobs import ExperimentError, Job, Outcome, is_complete
 from rlxf.experiments.plan import Cell, Plan, Task
 from rlxf.training.completion import Completion
@@ -143,6 +144,9 @@ def read_returns(file: Path, checkpoint: str) -> tuple[NDArray[np.float64], str]
         raise ExperimentError(
             f"{file} cannot be read ({error}): remove the folder of the run to repeat it"
         ) from error
-    if returns.ndim != 1 or not len(returns) or not np.isfinite(returns).all():
-        raise ExperimentError(f"{file} has no finite returns: remove the folder of the run to repeat it")
+    if returns.ndim != 1 or not len(returns) or not (np.abs(returns) <= LARGEST_VALUE).all():
+        raise ExperimentError(
+            f"{file} must have returns of at most {LARGEST_VALUE:g} in size: remove the folder of the run to "
+            f"repeat it"
+        )
     return returns, used

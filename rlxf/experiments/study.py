@@ -284,6 +284,8 @@ def check_database(path: Path) -> None:
         raise ValueError(f"{path} is a symbolic link; replace it by a copy of its target")
     if not path.exists():
         return
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file: remove it")
     if path.stat().st_size > MAX_DATABASE:
         raise ValueError(f"{path} has more than {MAX_DATABASE:,} bytes: choose another folder with --output")
     try:

@@ -20,6 +20,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rlxf.training.compat import checkpoint_errors
+from rlxf.training.json_rules import whole
 from rlxf.utils.errors import CheckpointError
 from rlxf.utils.files import atomic_write, sync_file
 from rlxf.utils.run_files import PROGRESS
@@ -53,8 +54,8 @@ class LogPosition:
         """
         rows = document["rows"]
         events = dict(document["events"])
-        if not all(type(number) is int and number >= 0 for number in (rows, *events.values())):
-            raise CheckpointError("the log positions in the checkpoint must be integers of at least 0")
+        if not all(map(whole(0).holds, (rows, *events.values()))):
+            raise CheckpointError("the log positions in the checkpoint must be integers from 0 to 2**63 - 1")
         return cls(rows, events)
 
 

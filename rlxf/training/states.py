@@ -292,6 +292,7 @@ def _twister(states: Mapping[str, Tensor], name: str) -> tuple[list[int], float 
 
     The position is validated here, as numpy accepts any position and then reads out of bounds.
     """
+    check_dtype(RNG_GROUP, name, states[name], torch.int64)
     words, normal = states[name].tolist(), states[f"{name}_normal"].item()
     if len(words) != WORDS + 1 or not all(0 <= word < WORD_END for word in words) or words[-1] > WORDS:
         raise ValueError(f"{name} must be {WORDS} words and a position from 0 to {WORDS}")

@@ -2,6 +2,8 @@
 
 import json
 import math
+import reprlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ def dump_json(value: Any, indent: int | None = None) -> bytes:
 
     Raises:
         TypeError: if a key is not a string, or a value has an unsupported type.
-        ValueError: if a number is NaN or infinite, the nesting exceeds 64 levels, or the text exceeds 8 MiB.
+        ValueError: if a number is NaN, infinite or beyond the range of float64, the nesting exceeds 64
+            levels, or the text exceeds 8 MiB.
     """
     _check_structure(value, MAX_DEPTH)
     data = json.dumps(value, allow_nan=False, indent=indent).encode()
@@ -45,7 +48,7 @@ def load_json(data: bytes) -> Any:
 
     Raises:
         ValueError: if the text exceeds 8 MiB, is not JSON, is nested deeper than 64 levels, repeats a key, or
-            contains NaN, Infinity, or a floating-point number beyond the range of float64.
+            contains NaN, Infinity, or a number beyond the range of float64.
     """
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON exceed {MAX_JSON_BYTES:,}")
@@ -105,6 +108,7 @@ def load_json_object(path: Path, advice: str) -> dict[str, Any]:
 
 def _check_structure(value: Any, levels: int) -> None:
     if not isinstance(value, dict | list | tuple):
+        _check_integer(value)
         return
     if levels == 0:
         raise ValueError(f"JSON nested deeper than {MAX_DEPTH}")
@@ -114,6 +118,11 @@ def _check_structure(value: Any, levels: int) -> None:
         value = value.values()
     for item in value:
         _check_structure(item, levels - 1)
+
+
+def _check_integer(value: Any) -> None:
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # numpy and torch raise OverflowError
+        raise ValueError(f"the number {reprlib.repr(value)} is beyond the range of float64")
 
 
 def _refuse_constant(text: str) -> float:

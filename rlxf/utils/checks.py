@@ -121,13 +121,16 @@ def check_finite_number(name: str, value: Any) -> None:
 
     Raises:
         TypeError: if it is not a real number, or a bool.
-        ValueError: if it is NaN, infinite, or outside the range of normal float32 numbers and not 0.
+        ValueError: if it is NaN, infinite, an integer beyond int64, which torch does not accept, or outside
+            the range of normal float32 numbers and not 0.
     """
     value = to_python_number(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
+    if isinstance(value, int) and MAX_INT64 < abs(value) <= MAX_FLOAT:
+        raise ValueError(f"{name} must be at most 2**63 - 1 as an integer, got {value}: write {float(value)}")
     if value and not MIN_FLOAT <= abs(value) <= MAX_FLOAT:
         raise ValueError(f"{name} must be 0 or from 1.2e-38 to 3.4e+38 in size, got {value}")
 

@@ -321,7 +321,9 @@ def test_files_of_the_user_are_not_replaced(folder, capsys):
     ("name", "content", "message"),
     [
         ("evaluation.json", "{}", "evaluation.json cannot be read ('last')"),
-        ("evaluation.json", '{"last": {"returns": [1, null]}}', "evaluation.json has no finite returns"),
+        ("evaluation.json", '{"last": {"returns": [1, null]}}', "must have returns of at most 1e+100"),
+        ("evaluation.json", '{"last": {"returns": [1, 1e308]}}', "must have returns of at most 1e+100"),
+        ("evaluation.json", '{"last": {"returns": [1, 1%s]}}' % ("0" * 400), "beyond the range of float64"),
         ("evaluation.json", "", "remove the folder of the run to repeat it"),
     ],
 )

@@ -19,7 +19,7 @@ from rlxf.cli.commands.train_offline import TrainDecisionTransformer
 from rlxf.cli.entry_point import parse
 from rlxf.cli.training_session import StartPoint
 from rlxf.data import cache
-from rlxf.training import RunFolder
+from rlxf.training import RunFolder, read_archive, write_archive
 from rlxf.training.checkpoints import CheckpointWriter
 from rlxf.training.strict_json import dump_json, load_json
 from tests.cli import running
@@ -226,6 +226,19 @@ def test_a_run_without_intact_checkpoints_is_not_changed(whole, capsys):
         StartPoint.of(whole)
     assert "there is no valid checkpoint in" in last_error_line(capsys, "resume", "whole")
     assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("played", None), ("best_step", "late")])
+def test_an_altered_state_of_the_evaluations_is_refused(whole, capsys, name, value):
+    Path("whole/completed.json").unlink()
+    Path("whole/checkpoint.zip").unlink()
+    newest, *later = whole.resume_checkpoints.files()
+    for file in later:
+        file.unlink()
+    archive = read_archive(newest)
+    archive.documents["stateful"]["evaluation"] |= {"best": 1.0, name: value}
+    write_archive(newest, archive.documents, archive.tensors)
+    assert f"{name} must be a whole number" in last_error_line(capsys, "resume", "whole")
 
 
 def last_error_line(capsys, *words):

@@ -348,6 +348,25 @@ def test_a_resumed_training_has_the_same_budget():
     assert second.state() == whole.state()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("played", value) for value in ("1", -1, 0.5, True, 2**63)),
+        *(("has_ended", value) for value in ("yes", 1, None)),
+        *(("best", value) for value in ("high", [1])),
+        *(("best_step", value) for value in ("\x1b[31m", None, -1)),
+        *(("episode_length", value) for value in ("long", None)),
+    ],
+)
+def test_a_state_from_a_file_is_checked(name, value):
+    state = {"played": 4, "has_ended": False, "best": 1.0, "best_step": 8, "episode_length": 2.0}
+    callback = EvaluationCallback(Countdown(4), episodes=2, every_steps=8)
+    callback.load_state(state)
+    assert callback.state() == state
+    with pytest.raises((TypeError, ValueError)):
+        callback.load_state(state | {name: value})
+
+
 class Clock:
     """Fake clock, which environments advance at each step."""
 

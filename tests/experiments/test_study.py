@@ -150,6 +150,9 @@ def test_other_files_are_refused(tmp_path, content):
 def test_large_files_and_links_are_refused(tmp_path, monkeypatch):
     make_sweep(tmp_path)
     (tmp_path / "link.db").symlink_to(tmp_path / "study.db")
+    (tmp_path / "folder.db").mkdir()  # like a named pipe, which would block the program
+    with pytest.raises(ValueError, match="not a regular file"):
+        check_database(tmp_path / "folder.db")
     with pytest.raises(ValueError, match="symbolic link"):
         check_database(tmp_path / "link.db")
     monkeypatch.setattr(module, "MAX_DATABASE", 100)

@@ -108,7 +108,7 @@ ATTACKS = {
     "space that is code": metadata(
         lambda it: it.update(action_space="__import__('os').system('touch victims/ran')"), "cannot be opened"
     ),
-    "another format": metadata(lambda it: it.update(data_format="arrow"), "is stored as arrow"),
+    "another format": metadata(lambda it: it.update(data_format="arrow"), "is stored as 'arrow'"),
     "format that is a module": metadata(lambda it: it.update(data_format="stranger.notes"), "is stored as"),
     "deep env_spec": metadata(lambda it: it.update(env_spec="[" * 100_000), "cannot be opened"),
     "id in another folder": metadata(lambda it: it.update(dataset_id="../../victims/x-v0"), "has the id"),

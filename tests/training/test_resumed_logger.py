@@ -159,7 +159,8 @@ def test_symbolic_link_among_events_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "document", [None, {}, {"rows": -1, "events": {}}, {"rows": 1, "events": {"a": "b"}}]
+    "document",
+    [None, {}, {"rows": -1, "events": {}}, {"rows": 2**63, "events": {}}, {"rows": 1, "events": {"a": "b"}}],
 )
 def test_invalid_log_position_is_rejected(document):
     with pytest.raises(CheckpointError):

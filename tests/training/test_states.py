@@ -193,6 +193,7 @@ def test_reading_states_does_not_change_them():
         ("numpy", torch.tensor([*[1] * 624, 10**6])),
         ("numpy", torch.tensor([*[2**32] * 624, 3])),
         ("python_normal", torch.zeros(2)),
+        ("python", torch.zeros(625, dtype=torch.float64)),
         ("numpy", None),
     ],
     ids=[
@@ -204,6 +205,7 @@ def test_reading_states_does_not_change_them():
         "beyond the end",
         "too large",
         "two",
+        "floats",
         "missing",
     ],
 )

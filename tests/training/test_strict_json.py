@@ -28,6 +28,7 @@ def test_round_trip_of_any_value(value):
         (object(), TypeError),
         (float("nan"), ValueError),
         ([float("inf")], ValueError),
+        ([-(10**309)], ValueError),
         ("x" * MAX_JSON_BYTES, ValueError),
     ],
 )
@@ -55,6 +56,7 @@ def test_circular_value_is_rejected():
         b"[" * 65 + b"]" * 65,
         b"[" * 100_000,
         b'{"a":' * 100_000,
+        b"9" * 310,
         b"9" * 5000,
         b"\xff\xfe1\x00",
         b" " * (MAX_JSON_BYTES + 1),

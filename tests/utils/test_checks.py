@@ -7,7 +7,7 @@ from numbers import Integral
 import numpy as np
 import pytest
 
-from rlxf.utils.checks import as_whole_number, check_between, is_number
+from rlxf.utils.checks import as_whole_number, check_between, check_finite_number, is_number
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,15 @@ def test_ends_belong_to_a_range_as_stated(inclusive, low, high):
 def test_other_values_are_in_no_range(value, error):
     with pytest.raises(error, match=r"^x must be"):
         check_between("x", value, -1, 1)
+
+
+def test_integers_that_torch_does_not_accept_are_refused():
+    check_finite_number("x", 2**63 - 1)
+    check_finite_number("x", 2.0**63)
+    with pytest.raises(
+        ValueError, match=r"^x must be at most 2\*\*63 - 1 as an integer, got -1000.*: write -1e"
+    ):
+        check_finite_number("x", -(10**20))
 
 
 def test_bools_are_no_numbers():

@@ -274,9 +274,11 @@ class RolloutCollector:
 
         Raises:
             KeyError: if a tensor is missing.
-            ValueError: if the state of a recurrent layer has a different shape or dtype, or is not finite.
+            ValueError: if a tensor has a different dtype or number of axes, or the state of a recurrent layer
+                a different shape, or is not finite.
         """
         self.reset(obs_from_named("obs", {name: tensor.numpy() for name, tensor in state.items()}))
+        _check_form(state, self.state_dict())
         on_device = {name: tensor.to(self.device) for name, tensor in state.items()}
         for name in POLICY_STATE:
             setattr(self.state, name, on_device[name])
@@ -294,6 +296,22 @@ class RolloutCollector:
             previous=on_device["past.previous"],
             index=_index("past", on_device),
         )
+
+
+def _check_form(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a stored tensor cannot take the place of the collector's own one.
+
+    The lengths of memories differ; those of tensors with one axis are the number of environments.
+    """
+    for name, place in own.items():
+        tensor = stored[name]
+        shapes = tensor.shape, place.shape
+        fits = shapes[0] == shapes[1] if place.ndim == 1 else tensor.ndim == place.ndim
+        if tensor.dtype != place.dtype or not fits:
+            raise ValueError(
+                f"the state {name!r} is {tensor.dtype} of shape {tuple(shapes[0])}, not {place.dtype} of "
+                f"shape {tuple(shapes[1])}"
+            )
 
 
 def _index_tensors(name: str, index: TokenIndex) -> dict[str, Tensor]:

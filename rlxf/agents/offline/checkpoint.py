@@ -109,8 +109,17 @@ def restore(update: OfflineUpdate, generator: torch.Generator, archive: Archive)
 
 
 def restore_training_state(update: OfflineUpdate, archive: Archive) -> None:
-    """Restore the pending metrics and the random generators; call it last, just before training continues."""
-    update.load_metrics(archive.tensors.get(METRICS, {}))
+    """Restore the pending metrics and the random generators; call it last, just before training continues.
+
+    Raises:
+        CheckpointError: if the metrics are no lists of numbers, or the generators invalid.
+    """
+    metrics = archive.tensors.get(METRICS, {})
+    for name, values in metrics.items():
+        if values.ndim != 1 or not values.is_floating_point():
+            form = f"{values.dtype} of shape {tuple(values.shape)}"
+            raise states.state_mismatch(f"in {METRICS}, {name!r} is {form}, not a list of floats")
+    update.load_metrics(metrics)
     states.set_rng_states(archive.tensors[states.RNG_GROUP])
 
 

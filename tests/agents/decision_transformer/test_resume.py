@@ -217,3 +217,15 @@ def test_an_agent_with_other_data_is_not_resumed_and_describes_its_data(tmp_path
     agent.learn(1)
     agent.save(tmp_path / "trained.zip")
     assert DecisionTransformer.load(tmp_path / "trained.zip").dataset_info.dataset_ids == ("other/data-v0",)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[0], lambda x: x[None], lambda x: x.long()])
+def test_metrics_of_another_form_are_refused(tmp_path, change):
+    agent = small_agent()
+    agent.learn(2, CheckpointWriter(tmp_path, every_seconds=0), log_interval=5)
+    archive = agent.snapshot()
+    metrics = archive.tensors["metrics"]
+    metrics["loss"] = change(metrics["loss"])
+    write_archive(tmp_path / "altered.zip", archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="in metrics, 'loss' is torch"):
+        small_agent().learn(4, log_interval=5, resume_from=tmp_path / "altered.zip")

@@ -432,6 +432,16 @@ def test_checkpoint_can_be_loaded(tmp_path):
         begin(lively).learn(TOTAL, resume_from=file)
 
 
+@pytest.mark.parametrize("pending", [[1, "2", []], [[1], 2, []], [None, 2, []]])
+def test_pending_log_values_that_are_no_numbers_are_refused(tmp_path, pending):
+    cut_off(tmp_path, lively, 1)
+    archive = read_archive(CheckpointFolder(tmp_path).newest())
+    archive.documents["run"]["log"]["train/loss"] = pending
+    write_archive(tmp_path / "altered.zip", archive.documents, archive.tensors)
+    with pytest.raises(CheckpointError, match="cannot build its agent: TypeError"):
+        begin(lively).learn(TOTAL, resume_from=tmp_path / "altered.zip")
+
+
 ENVS_PER_RANK = 2
 
 

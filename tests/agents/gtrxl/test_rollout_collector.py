@@ -79,6 +79,27 @@ def test_incomplete_state_is_an_error():
         agent.collector.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("filler", torch.Tensor.double),
+        ("filler", torch.Tensor.long),
+        ("episode_start", lambda tensor: tensor.repeat(2)),
+        ("position", torch.Tensor.double),
+        ("memory.hidden", torch.Tensor.double),
+        ("memory.hidden", torch.Tensor.flatten),
+        ("past.previous", torch.Tensor.long),
+    ],
+)
+def test_state_of_another_form_is_an_error(name, change):
+    agent = small_agent(scripts(shifted(ENVS)))
+    next(iter(rollouts(agent, 1)))
+    state = agent.collector.state_dict()
+    agent.collector.load_state_dict(state)
+    with pytest.raises(ValueError, match=f"the state '{name}' is torch"):
+        agent.collector.load_state_dict(state | {name: change(state[name])})
+
+
 class Watch(BaseCallback):
     """Record the values that Stable-Baselines3's algorithms show to callbacks."""
 
