@@ -22,7 +22,7 @@ from rlxf.agents.decision_transformer.acting import encode_dataset
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.base import Datastore, OutputHead
 from rlxf.data import load_trajectories
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, compare
 from rlxf.utils.checks import check_choice
 
