@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks import checkpoints, hugging_face, offline_methods, online, pretraining, ranking
+from benchmarks import checkpoints, hugging_face, offline_runs, online, pretraining, ranking
 from benchmarks.checkpoints import AVERAGE, NEWEST, VARIANTS, Checkpoint, Checkpoints
 from benchmarks.offline_criteria import criteria
-from benchmarks.offline_methods import DATA, METHODS, PRESETS, Job, measure
+from benchmarks.offline_methods import METHODS, PRESETS
+from benchmarks.offline_runs import DATA, Job, measure
 from benchmarks.offline_setting import Setting
 from benchmarks.online import Online
 from benchmarks.pretraining import KINDS, Pretraining
@@ -40,7 +41,7 @@ def cartpole(minari_root):
 
 def run_of(method="dt", dataset="a", seed=0, values=(1.0, 2.0), milliseconds=1.0, megabytes=2.0):
     """Return a run without target and reference scores."""
-    return offline_methods.Run(dataset, method, seed, None, list(values), milliseconds, megabytes, 3.0, None)
+    return offline_runs.Run(dataset, method, seed, None, list(values), milliseconds, megabytes, 3.0, None)
 
 
 @pytest.mark.thorough
@@ -52,7 +53,7 @@ def test_all_methods_are_compared_and_completed_runs_are_not_repeated(cartpole, 
         shown.split()
     )
     assert all(METHODS[name].title in shown for name in OURS)
-    of_data, *runs = [offline_methods.Run(**run) for run in read_runs(bench.output).values()]
+    of_data, *runs = [offline_runs.Run(**run) for run in read_runs(bench.output).values()]
     assert of_data.returns == load_trajectories(cartpole).returns.tolist()
     assert [run.method for run in runs] == [*OURS, *OURS]
     assert all(len(run.returns) == 2 and run.milliseconds > 0 and run.seconds > 0 for run in runs)
@@ -78,7 +79,7 @@ def test_methods_are_shown_side_by_side(cartpole, tmp_path, capsys):
     bench = Returns(datasets, ("bc", "dt"), **TINY, seeds=2, episodes=2, output=tmp_path / "runs.jsonl")
     bench.run()
     shown = " ".join(capsys.readouterr().out.split())
-    runs = [offline_methods.Run(**run) for run in read_runs(bench.output).values()]
+    runs = [offline_runs.Run(**run) for run in read_runs(bench.output).values()]
     of_data = [run for run in runs if run.method == DATA]
     for method in ("bc", "dt"):
         own = [run for run in runs if run.method == method]
@@ -136,7 +137,7 @@ def test_options_of_robust_training_reach_the_agents_and_their_keys(cartpole, tm
     )
     bench.run()
     assert "validation loss" in capsys.readouterr().out
-    _, *runs = [offline_methods.Run(**run) for run in read_runs(bench.output).values()]
+    _, *runs = [offline_runs.Run(**run) for run in read_runs(bench.output).values()]
     assert [row[1:3] for row in agent_rows(runs[::-1])] == [
         [METHODS[name].title, str(seed)] for name in ("bc", "dt-max") for seed in range(2)
     ]
@@ -225,7 +226,7 @@ def test_only_sampled_returns_are_evaluated_with_a_stochastic_policy(cartpole, t
         asked.append(deterministic)
         return SimpleNamespace(returns=[1.0])
 
-    monkeypatch.setattr(offline_methods, "evaluate", evaluate)
+    monkeypatch.setattr(offline_runs, "evaluate", evaluate)
     jobs = [Job(cartpole, name, Returns(**TINY).sizes, 0, 1) for name in ("bc", "dt-max", "dt-sampled")]
     for job in jobs:
         measure(job, tmp_path)

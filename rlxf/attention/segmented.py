@@ -11,6 +11,7 @@ from rlxf.attention.attention import LayerCache
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
+from rlxf.attention.input_checks import check_step, check_tokens
 from rlxf.attention.layer_stack import SegmentStack
 from rlxf.attention.memory.base import State, extend_masks
 from rlxf.attention.recurrent.base import RecurrentState
@@ -26,14 +27,14 @@ class SegmentedRun:
     """Result of a call.
 
     Args:
+        segments: division of the tokens into segments.
         outputs: outputs of all tokens, (B, T, F).
-        hidden: inputs of each pass, (B, T, C) each.
         memories: memory after the tokens.
         stacks: slots of the tokens of each part, (B, W), and its passes.
     """
 
+    segments: EpisodeSegments
     outputs: Tensor
-    hidden: list[Tensor]
     memories: Memories
     stacks: list[tuple[Tensor, SegmentStack]]
 
@@ -56,18 +57,18 @@ class SegmentedTransformer(Transformer):
     ) -> tuple[Tensor, State | None]:
         if state is not None:
             self._check_finite_state(state, len(x))
-        run = self._run(x, index, state, context, self._output)
+        run = self._run(x, index, state, context)
         return run.outputs, self._state_after(run, state, index)
 
     @torch.no_grad()
     def next_state(
         self, x: Tensor, index: TokenIndex, state: State | None = None, context: Context | None = None
     ) -> State:
-        return self._state_after(self._run(x, index, state, context, self._output), state, index)
+        return self._state_after(self._run(x, index, state, context), state, index)
 
     def _state_after(self, run: SegmentedRun, state: State | None, index: TokenIndex) -> State:
         state = state or self.initial_state(len(index.episode))
-        after = self.memory(state, torch.stack(run.hidden), index)
+        after = self.memory(state, torch.stack(self._hidden(run)), index)
         return replace(after, recurrent=run.memories.state(_recurrent(state)))
 
     def encode(
@@ -78,8 +79,12 @@ class SegmentedTransformer(Transformer):
         context: Context | None = None,
         output_slice: slice | None = None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        run = self._run(x, index, state, context, self._output)
-        return run.outputs[:, output_slice or slice(None)], run.hidden
+        run = self._run(x, index, state, context)
+        return run.outputs[:, output_slice or slice(None)], self._hidden(run)
+
+    def _hidden(self, run: SegmentedRun) -> list[Tensor]:
+        """Return the inputs of each pass for all tokens, (B, T, C) each."""
+        return self._in_order(run.segments, [passes.hidden for _, passes in run.stacks])
 
     def outputs(
         self,
@@ -89,7 +94,7 @@ class SegmentedTransformer(Transformer):
         context: Context | None = None,
         output_slice: slice | None = None,
     ) -> Tensor:
-        return self.encode(x, index, state, context, output_slice)[0]
+        return self._run(x, index, state, context).outputs[:, output_slice or slice(None)]
 
     def exits(
         self,
@@ -124,32 +129,30 @@ class SegmentedTransformer(Transformer):
         index: TokenIndex,
         state: State | None,
         context: Context | None,
-        finish: Callable[[Tensor], Tensor],
+        finish: Callable[[Tensor], Tensor] | None = None,
     ) -> SegmentedRun:
-        """Process the segments in order; ``finish`` maps residual streams to outputs, memory tokens first."""
-        self._check_tokens(x, index)
+        """Process the segments in order.
+
+        ``finish`` maps residual streams to outputs (..., C) and further features; None for outputs alone.
+        """
+        check_tokens(x, index, self.spec.width)
         self._project(context)
         if state is None:
             state = self.initial_state(len(x))
         self._check_state(state, len(x))
         memories = Memories.of(_recurrent(state))
         segments = self._segments(index, state)
-        outputs: list[Tensor] = []
-        hidden: list[list[Tensor]] = []
+        outputs: list[list[Tensor]] = []
         stacks: list[tuple[Tensor, SegmentStack]] = []
-        for number, (slots, first) in enumerate(zip(segments.slots, segments.offsets, strict=True)):
-            if number not in segments.used:
-                continue
-            here = index.gather(slots)
-            memories = memories.at(here.newest())
+        for number in segments.used:
+            slots, first = segments.slots[number], segments.offsets[number]
+            memories = memories.at(index.gather(slots).newest())
             past = self._unfinished(state, memories.last) if number == 0 else None
-            y, passes, memories = self._segment(x, slots, first, past, memories, finish)
-            segment_tokens = self._token_slice(slots)
-            outputs.append(y[:, segment_tokens])
-            hidden.append([h[:, segment_tokens] for h in passes.hidden])
+            y, passes, memories = self._segment(x, slots, first, past, memories, finish or self._output)
+            outputs.append([y])
             stacks.append((slots, passes))
-        ordered = [segments.in_order(list(of_pass)) for of_pass in zip(*hidden, strict=True)]
-        return SegmentedRun(segments.in_order(outputs), ordered, memories, stacks)
+        (y,) = self._in_order(segments, outputs)
+        return SegmentedRun(segments, y, memories, stacks)
 
     def _segments(self, index: TokenIndex, state: State) -> EpisodeSegments:
         """Divide tokens at an index (B, T) after a state."""
@@ -158,21 +161,27 @@ class SegmentedTransformer(Transformer):
 
     def by_token(self, values: Sequence[Tensor], index: TokenIndex, state: State | None) -> list[Tensor]:
         segments = self._segments(index, state or self.initial_state(len(index.episode)))
-        token_slices = [self._token_slice(segments.slots[number]) for number in segments.used]
-        passes = len(values) // len(token_slices)
-        by_part = [values[start : start + passes] for start in range(0, len(values), passes)]
+        passes = len(values) // len(segments.used)
+        return self._in_order(segments, [values[n : n + passes] for n in range(0, len(values), passes)])
+
+    def _in_order(self, segments: EpisodeSegments, by_part: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return values of all tokens, (B, T, F) each, given those of each part with its memory tokens."""
+        slices = [self._token_slice(segments.slots[number]) for number in segments.used]
         return [
-            segments.in_order([x[:, tokens] for x, tokens in zip(of_pass, token_slices, strict=True)])
-            for of_pass in zip(*by_part, strict=True)
+            segments.in_order([x[:, tokens] for x, tokens in zip(parts, slices, strict=True)])
+            for parts in zip(*by_part, strict=True)
         ]
 
     def _unfinished(self, state: State, last: TokenIndex) -> State | None:
         """Return the state's tokens in the segment of ``last`` (B, 1), at local positions; None for none."""
-        size, count = self.memory.segment_length, self.memory.tokens
-        keys = segment_keys(state.index, size)
-        inside = (keys == segment_keys(last, size)) & (keys != EMPTY)
-        local = TokenIndex(count + state.index.position % size, torch.where(inside, 0, EMPTY))
-        return State(state.hidden, local) if bool(inside.any()) else None
+        keys = segment_keys(state.index, self.memory.segment_length)
+        inside = (keys == segment_keys(last, self.memory.segment_length)) & (keys != EMPTY)
+        return State(state.hidden, self._local(state.index, inside)) if bool(inside.any()) else None
+
+    def _local(self, index: TokenIndex, filled: Tensor) -> TokenIndex:
+        """Return the index in a segment, after its read tokens, of the tokens ``filled`` (B, T) bool."""
+        offset = index.position % self.memory.segment_length
+        return TokenIndex(self.memory.tokens + offset, torch.where(filled, 0, EMPTY))
 
     def _segment(
         self,
@@ -196,25 +205,27 @@ class SegmentedTransformer(Transformer):
         Returns:
             Outputs (B, m + W, F) or (B, m + W + m, F), the passes, and the memory after the segment.
         """
-        size = self.memory.segment_length
-        width = slots.shape[1]
+        size, count, width = self.memory.segment_length, self.memory.tokens, slots.shape[1]
         tokens = x.gather(1, slots.clamp(min=0)[..., None].expand(-1, -1, x.shape[-1]))
         filled = slots != MISSING
         whole = filled[:, -1] if width and first + width == size else filled.new_zeros(len(x))
         read = memories.read(self.memory_tokens.start)
-        local = TokenIndex(
-            self.memory.tokens + torch.arange(first, first + width, device=x.device).expand_as(slots),
-            torch.where(filled, 0, EMPTY),
-        )
-        write = bool(whole.any())
-        parts = [read, tokens, read] if write else [read, tokens]
-        full = self._with_memory_tokens(local, filled.any(1), whole if write else None)
-        stream, passes = self._begin_checked(torch.cat(parts, dim=1), full, past, None, None, [])
-        y = finish(self.depth(stream, passes))
+        position = torch.arange(count + first, count + first + width, device=x.device).expand_as(slots)
+        local = TokenIndex(position, torch.where(filled, 0, EMPTY))
+        parts, full = [read, tokens], self._memory_index(0, filled.any(1)).concatenate(local)
+        if write := bool(whole.any()):
+            parts, full = [*parts, read], full.concatenate(self._memory_index(count + size, whole))
+        stream, passes = self._run_layers(torch.cat(parts, dim=1), full, past)
+        y = finish(stream)
         if write:
             new = y[:, self._token_slice(slots).stop :, : x.shape[-1]]
             memories = memories.write(whole, self.memory_tokens.update(read, new))
         return y, passes, memories
+
+    def _run_layers(self, x: Tensor, index: TokenIndex, past: State | None) -> tuple[Tensor, SegmentStack]:
+        """Return the residual stream after all layers, for tokens of a segment at local positions."""
+        stream, passes = self._begin_checked(x, index, past, None, None, [])
+        return self.depth(stream, passes), passes
 
     def _token_slice(self, slots: Tensor) -> slice:
         """Return the place of a segment's tokens at slots (B, W), between the memory tokens."""
@@ -223,7 +234,7 @@ class SegmentedTransformer(Transformer):
     def weights(
         self, x: Tensor, index: TokenIndex, state: State | None, context: Context | None
     ) -> list[Tensor]:
-        run = self._run(x, index, state, context, self._output)
+        run = self._run(x, index, state, context)
         memory = 0 if state is None else state.index.shape[1]
         shape = len(x), self.spec.heads, index.shape[1] + 1, memory + index.shape[1] + 1
         weights = [x.new_zeros(shape) for _ in self.order]
@@ -245,15 +256,10 @@ class SegmentedTransformer(Transformer):
         full = layer.weights(x, passes.view.tokens(number, x), passes.masks[number])[:, :, place]
         return torch.cat([full[..., :past], full[..., past + place.start : past + place.stop]], dim=-1)
 
-    def _with_memory_tokens(self, local: TokenIndex, read: Tensor, write: Tensor | None) -> TokenIndex:
-        """Add the read tokens of rows ``read`` (B,) bool, and the write tokens of rows ``write``, if any."""
-        count, size = self.memory.tokens, self.memory.segment_length
-        number = torch.arange(count, device=read.device).expand(len(read), -1)
-        full = TokenIndex(number, torch.where(read, 0, EMPTY)[:, None].expand_as(number)).concatenate(local)
-        if write is None:
-            return full
-        last = TokenIndex(number + count + size, torch.where(write, 0, EMPTY)[:, None].expand_as(number))
-        return full.concatenate(last)
+    def _memory_index(self, first: int, rows: Tensor) -> TokenIndex:
+        """Return the index (B, m) of memory tokens from position ``first``; rows (B,) bool have them."""
+        position = first + torch.arange(self.memory.tokens, device=rows.device).expand(len(rows), -1)
+        return TokenIndex(position, torch.where(rows, 0, EMPTY)[:, None].expand_as(position))
 
     def attention_masks(
         self, query: TokenIndex, key: TokenIndex, tables: DistanceTables | None = None
@@ -269,22 +275,14 @@ class SegmentedTransformer(Transformer):
     @torch.no_grad()
     def cache(self, state: State, capacity: int, context: Context | None = None) -> "SegmentedCache":
         """Create a KV cache; see `Transformer.cache`. Its first m slots hold the memory tokens."""
-        size, count = self.memory.segment_length, self.memory.tokens
-        self._check_finite_state(state, len(state.index.episode))
+        self._check_cache(state, capacity)
         self._project(context)
-        if capacity < max(1, state.index.shape[1]):
-            raise ValueError(
-                f"capacity must be at least the state's length {state.index.shape[1]}, got {capacity}"
-            )
-        batch = state.index.shape[0]
+        count, (batch, length) = self.memory.tokens, state.index.shape
         memories = Memories.of(_recurrent(state))
-        past = self._unfinished(state, memories.last) or State(
-            state.hidden, TokenIndex.empty(batch, state.index.shape[1], state.hidden.device)
-        )
-        ring = past.padded(max(capacity, size))
-        everywhere = torch.ones(batch, dtype=torch.bool, device=state.hidden.device)
-        local = self._with_memory_tokens(TokenIndex.empty(batch, 0, state.hidden.device), everywhere, None)
-        index = local.concatenate(ring.index)
+        none = State(state.hidden, TokenIndex.empty(batch, length, state.hidden.device))
+        past = self._unfinished(state, memories.last) or none
+        ring = past.padded(max(capacity, self.memory.segment_length))
+        index = TokenIndex.range(batch, count, 0, state.hidden.device).concatenate(ring.index)
         tables = self._step_tables(self.memory.positions)
         keys = self._read_inputs(memories.read(self.memory_tokens.start))
         layers: Any = [
@@ -292,7 +290,7 @@ class SegmentedTransformer(Transformer):
             for layer, m, h in zip(self.pass_layers, keys, ring.hidden, strict=True)
         ]
         inputs, filled = self._by_offset(past)
-        slot = state.index.shape[1] % ring.index.shape[1]
+        slot = length % ring.index.shape[1]
         cache = SegmentedCache(layers, index, slot, tables, count, memories, inputs, filled)
         cache.recurrent = memories.state(_recurrent(state))
         return cache
@@ -308,27 +306,23 @@ class SegmentedTransformer(Transformer):
 
     def _read_inputs(self, tokens: Tensor) -> list[Tensor]:
         """Return the inputs of each pass for memory tokens (B, m, C)."""
-        none = TokenIndex.empty(len(tokens), 0, tokens.device)
-        everywhere = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
-        index = self._with_memory_tokens(none, everywhere, None)
-        stream, passes = self._begin_checked(tokens, index, None, None, None, [])
-        self.depth(stream, passes)
+        index = TokenIndex.range(len(tokens), self.memory.tokens, 0, tokens.device)
+        _, passes = self._run_layers(tokens, index, None)
         return list(passes.hidden)
 
     @torch.no_grad()
     def step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> tuple[Tensor, Tensor]:
-        self._check_step(x, index, cache)
+        check_step(x, index, cache, self.spec.width)
         assert isinstance(cache, SegmentedCache)
         self._enter_segment(index, cache)
-        size, count = self.memory.segment_length, self.memory.tokens
-        here = index.episode[:, 0] != EMPTY
+        size = self.memory.segment_length
+        here = index.episode != EMPTY
         offset = index.position[:, 0] % size
-        local = TokenIndex(count + index.position % size, torch.where(here[:, None], 0, EMPTY))
-        stream, passes = self._begin_step(x, local, cache)
+        stream, passes = self._begin_step(x, self._local(index, here), cache)
         y = self._output(self.depth(stream, passes))
         hidden = torch.cat(list(passes.hidden), dim=1).transpose(0, 1)
-        cache.add(here, offset, hidden)
-        self._write(here & (offset == size - 1), cache)
+        cache.add(here[:, 0], offset, hidden)
+        self._write(here[:, 0] & (offset == size - 1), cache)
         cache.recurrent = cache.memories.state(_recurrent(cache))
         return y[:, 0], hidden
 
@@ -357,12 +351,11 @@ class SegmentedTransformer(Transformer):
         read = cache.memories.read(self.memory_tokens.start)[rows]
         local = TokenIndex.range(len(rows), size, count, read.device)
         filled = TokenIndex(local.position, torch.where(cache.filled[rows], 0, EMPTY))
-        everywhere = torch.ones(len(rows), dtype=torch.bool, device=read.device)
-        none = TokenIndex.empty(len(rows), 0, read.device)
-        index = self._with_memory_tokens(none, everywhere, everywhere)
+        everywhere = whole[rows]
+        index = self._memory_index(0, everywhere).concatenate(self._memory_index(count + size, everywhere))
         past = State(cache.inputs[:, rows], filled)
-        stream, passes = self._begin_checked(torch.cat([read, read], dim=1), index, past, None, None, [])
-        new = self.memory_tokens.update(read, self._output(self.depth(stream, passes))[:, count:])
+        stream, _ = self._run_layers(torch.cat([read, read], dim=1), index, past)
+        new = self.memory_tokens.update(read, self._output(stream)[:, count:])
         tokens = cache.memories.tokens.index_copy(0, rows, new.to(cache.memories.tokens.dtype))
         cache.memories = cache.memories.write(whole, tokens)
         self._refresh(rows, cache)

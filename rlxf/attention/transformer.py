@@ -11,11 +11,11 @@ from torch import Tensor
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
 from rlxf.attention.fused_step import FusedStep, NoFusedStep, build_fused_step
+from rlxf.attention.input_checks import StateLayout, check_finite, check_step, check_tokens
 from rlxf.attention.layer_stack import LayerStack, SegmentStack, StepStack, discarded_inputs
 from rlxf.attention.layers import RecurrentKernelLayer, recurrent_cache
 from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import RecurrentPasses, RecurrentState
-from rlxf.attention.state_checks import StateLayout, check_finite
 from rlxf.attention.token_index import TokenIndex
 from rlxf.attention.transformer_layers import TransformerLayers
 
@@ -50,7 +50,7 @@ class Transformer(TransformerLayers):
         """
         if state is not None:
             self._check_finite_state(state, len(x))
-        stream, passes = self._begin(x, index, state, context, None, self._stored_inputs())
+        stream, passes = self._begin(x, index, state, context, None, self._memory_inputs)
         y = self._output(self.depth(stream, passes))
         return y, self._next_state(state, passes, index)
 
@@ -62,16 +62,16 @@ class Transformer(TransformerLayers):
 
         The last layer computes a single token, which saves time. Arguments are those of `forward`.
         """
-        inputs = self._stored_inputs()
-        stream, passes = self._begin(x, index, state, context, slice(-1, None), inputs)
+        stream, passes = self._begin(x, index, state, context, slice(-1, None), self._memory_inputs)
         self.depth(stream, passes)
         next_state = self._next_state(state, passes, index)
         assert next_state is not None
         return next_state
 
-    def _stored_inputs(self) -> MutableSequence[Tensor]:
-        """Return the container of the inputs of the passes, which keeps them only for a memory."""
-        return discarded_inputs() if self.spec.memory is None else []
+    @property
+    def _memory_inputs(self) -> list[Tensor] | None:
+        """New list of the inputs of the passes, from which the memory is computed; None without memory."""
+        return None if self.spec.memory is None else []
 
     def _next_state(self, state: State | None, passes: SegmentStack, index: TokenIndex) -> State | None:
         """Compute the state after the passes of a segment, without gradient."""
@@ -97,8 +97,8 @@ class Transformer(TransformerLayers):
             x, index, state, context: see `forward`.
             output_slice: tokens whose outputs are computed by the last layer and returned; None for all.
         """
-        x, passes = self._begin(x, index, state, context, output_slice, [])
-        return self._output(self.depth(x, passes)), passes.hidden
+        stream, passes = self._begin(x, index, state, context, output_slice, hidden=[])
+        return self._output(self.depth(stream, passes)), passes.hidden
 
     def outputs(
         self,
@@ -109,8 +109,7 @@ class Transformer(TransformerLayers):
         output_slice: slice | None = None,
     ) -> Tensor:
         """Return only the outputs of `encode`. The inputs of layers are not stored."""
-        x, passes = self._begin(x, index, state, context, output_slice, discarded_inputs())
-        return self._output(self.depth(x, passes))
+        return self._output(self.depth(*self._begin(x, index, state, context, output_slice)))
 
     def exits(
         self,
@@ -124,8 +123,8 @@ class Transformer(TransformerLayers):
 
         Only the last output is returned unless the depth technique supports early exits.
         """
-        x, passes = self._begin(x, index, state, context, output_slice, discarded_inputs())
-        return self.depth.exits(x, passes, self._output)
+        stream, passes = self._begin(x, index, state, context, output_slice)
+        return self.depth.exits(stream, passes, self._output)
 
     @torch.no_grad()
     def early_outputs(
@@ -147,8 +146,8 @@ class Transformer(TransformerLayers):
                 tokens have exited.
             confidence_fn: confidence of the outputs, for a depth technique that uses one.
         """
-        x, passes = self._begin(x, index, state, None, output_slice, discarded_inputs())
-        return self._output(self._run_early(x, passes, confidence_fn))
+        stream, passes = self._begin(x, index, state, None, output_slice)
+        return self._output(self._run_early(stream, passes, confidence_fn))
 
     def _begin(
         self,
@@ -157,13 +156,17 @@ class Transformer(TransformerLayers):
         state: State | None,
         context: Context | None,
         output_slice: slice | None,
-        hidden: MutableSequence[Tensor],
+        hidden: MutableSequence[Tensor] | None = None,
     ) -> tuple[Tensor, SegmentStack]:
-        """Return the residual stream of a segment and its passes; ``hidden`` receives the passes' inputs."""
-        self._check_tokens(x, index)
+        """Return the residual stream of a segment and its passes.
+
+        ``hidden`` receives the inputs of the passes; None to discard them.
+        """
+        check_tokens(x, index, self.spec.width)
         if state is not None:
             self._check_state(state, len(index.episode))
-        return self._begin_checked(x, index, state, context, output_slice, hidden)
+        inputs = discarded_inputs() if hidden is None else hidden
+        return self._begin_checked(x, index, state, context, output_slice, inputs)
 
     def _begin_checked(
         self,
@@ -193,14 +196,6 @@ class Transformer(TransformerLayers):
         self._prepare_penalty(view, passes)
         return self.spec.residual.init_stream(x), passes
 
-    def _check_tokens(self, x: Tensor, index: TokenIndex) -> None:
-        """Raise ValueError unless x is (B, T, C) for the width and index, with at least one token."""
-        if x.dim() != 3 or x.shape[2] != self.spec.width or x.shape[:2] != index.shape or not x.numel():
-            raise ValueError(
-                f"tokens must have shape (B, T, {self.spec.width}) with at least one token, and the index "
-                f"must have shape (B, T); got {tuple(x.shape)} and {tuple(index.shape)}"
-            )
-
     def _check_state(self, state: State, batch: int) -> None:
         """Raise ValueError unless a state is one of this core, on its device, for ``batch`` rows."""
         like = self._like
@@ -218,16 +213,14 @@ class Transformer(TransformerLayers):
         """Layouts of the states of this core, by the dtype of the core, which may change."""
         return {}
 
-    def _check_step(self, x: Tensor, index: TokenIndex, cache: KVCache) -> None:
-        """Raise ValueError unless x is (B, C) and the index (B, 1) for the rows B > 0 of the cache."""
-        rows = cache.index.position.shape[0]
-        if not rows:
-            raise ValueError("a step needs at least one row, got a cache of 0 rows")
-        if x.shape != (rows, self.spec.width) or index.position.shape != (rows, 1):
-            raise ValueError(
-                f"a step with this cache needs tokens of shape ({rows}, {self.spec.width}) and an index of "
-                f"shape ({rows}, 1); got {tuple(x.shape)} and {tuple(index.shape)}"
-            )
+    def _check_cache(self, state: State, capacity: int) -> None:
+        """Raise ValueError unless a cache with this capacity can be created from a state."""
+        length = state.index.shape[1]
+        self._check_finite_state(state, len(state.index.episode))
+        if not self.spec.causal:
+            raise ValueError("only a causal transformer can act token by token; set causal=True")
+        if capacity < max(1, length):
+            raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
 
     def _recurrent_passes(self, state: RecurrentState | None, index: TokenIndex) -> RecurrentPasses | None:
         """Return the recurrent layers of a call, from a state or from the beginning; None without them."""
@@ -249,7 +242,7 @@ class Transformer(TransformerLayers):
         Raises:
             ValueError: if the shapes do not fit the transformer and the cache.
         """
-        self._check_step(x, index, cache)
+        check_step(x, index, cache, self.spec.width)
         if (fused := self._fused_step_for(cache)) is not None:
             return fused(x, index, cache)
         stream, passes = self._begin_step(x, index, cache)
@@ -271,7 +264,7 @@ class Transformer(TransformerLayers):
             ValueError: if the shapes do not fit, or the depth technique decides about exits by whole
                 sequences.
         """
-        self._check_step(x, index, cache)
+        check_step(x, index, cache, self.spec.width)
         if not self.spec.depth.exits_token_by_token:
             raise ValueError(
                 f"{self.spec.depth} decides about exits by the mean of a sequence and cannot run single "
@@ -373,12 +366,7 @@ class Transformer(TransformerLayers):
             ValueError: if the state does not fit the capacity, is not finite, or is of another core or
                 device; if the transformer is not causal.
         """
-        length = state.index.shape[1]
-        self._check_finite_state(state, len(state.index.episode))
-        if not self.spec.causal:
-            raise ValueError("only a causal transformer can act token by token; set causal=True")
-        if capacity < max(1, length):
-            raise ValueError(f"capacity must be at least the state's length {length}, got {capacity}")
+        self._check_cache(state, capacity)
         recurrent = self.recurrent_kernel_passes
         if recurrent and recurrent == self.attention_passes:
             cache = recurrent_cache(state, self.pass_layers)

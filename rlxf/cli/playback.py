@@ -18,9 +18,9 @@ from rlxf.cli.reports import default_target_returns
 from rlxf.cli.runs import AGENTS, GTRXL, OFFLINE_AGENTS, Agent, agent_name, load_agent, make_env
 from rlxf.envs import make
 from rlxf.envs.gym_api import reset_env
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.envs.sb3_vec_env import make_sync_vec_env
 from rlxf.envs.specs import spec_of
-from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation.environment import warn_of_missing_statistics
 from rlxf.evaluation.report import Report
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, play, quotas

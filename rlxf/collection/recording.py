@@ -25,10 +25,10 @@ from rlxf.data import ReferenceScores
 from rlxf.data.spaces import tolerant_bounds
 from rlxf.envs.infos import is_filler
 from rlxf.envs.make import EnvLike, as_vectorized
+from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.sb3_vec_env import resume_envs_at_exit
 from rlxf.envs.spaces import row_of
 from rlxf.envs.step_checks import range_fault
-from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 from rlxf.evaluation.environment import (
     borrowed_env,
     warn_of_missing_statistics,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.envs.curriculum import Curriculum, CurriculumCallback, CurriculumEnv
     from rlxf.envs.make import make_env, make_vec_env
     from rlxf.envs.masked_velocities import MaskedVelocities
+    from rlxf.envs.return_to_go import ReturnToGo
     from rlxf.envs.spaces import check_spaces
     from rlxf.envs.stitching_data import RoadFollower, road_episodes
     from rlxf.envs.stitching_maze import StitchingMaze
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.envs.vector import GymnasiumVecEnv, StatefulVectorEnv
     from rlxf.envs.worker_pool import Workers
     from rlxf.envs.worker_vec_env import WorkerVecEnv
-    from rlxf.envs.wrappers import PreviousReward, PreviousStep, PreviousTransition, ReturnToGo
+    from rlxf.envs.wrappers import PreviousReward, PreviousStep, PreviousTransition
     from rlxf.utils.errors import BrokenEnvironmentError, FaultyEnvironmentError
 
 register_envs()
@@ -73,7 +74,8 @@ _MODULES = modules_by_name(
         "rlxf.envs.stitching_maze": ("StitchingMaze",),
         "rlxf.envs.tmaze": ("TMaze",),
         "rlxf.envs.tmaze_vector": ("TMazeVector",),
-        "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition", "ReturnToGo"),
+        "rlxf.envs.return_to_go": ("ReturnToGo",),
+        "rlxf.envs.wrappers": ("PreviousReward", "PreviousStep", "PreviousTransition"),
         "rlxf.envs.action_replay": ("ActionReplay",),
         "rlxf.envs.masked_velocities": ("MaskedVelocities",),
         "rlxf.envs.tensor_vec_env": ("as_vec_env", "TensorVecEnv"),

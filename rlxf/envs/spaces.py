@@ -118,6 +118,14 @@ def _action_fault(space: Space) -> str | None:
     return None if space.dtype.kind == "f" else f"holds {space.dtype}, not real numbers: use MultiDiscrete"
 
 
+def with_zero(action_space: Space) -> Space:
+    """Return the space, or a Box extended to contain the zeros at the start of an episode."""
+    if not isinstance(action_space, spaces.Box) or action_space.contains(np.zeros_like(action_space.low)):
+        return action_space
+    low, high = np.minimum(action_space.low, 0), np.maximum(action_space.high, 0)
+    return spaces.Box(low, high, dtype=action_space.dtype)
+
+
 def row_of(batch: Any, i: int) -> Any:
     """Return a copy of row i of a batch of observations: an array, a string, or a dict or tuple of these."""
     return map_parts(batch, lambda part: _copy(part[i]))

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.utils.errors import EpisodeLostError
 
 Place = tuple[object, str]

@@ -6,7 +6,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rlxf.data.reference_scores import ReferenceScores
 from rlxf.envs.described_env import DescribedEnv
-from rlxf.envs.wrappers import is_return_conditioned
+from rlxf.envs.return_to_go import is_return_conditioned
 
 
 def check_has_predict(agent: object) -> None:

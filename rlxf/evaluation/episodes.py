@@ -15,8 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.gymnasium_wrappers import warn_of_changed_rewards
 from rlxf.envs.make import EnvLike
+from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.sb3_vec_env import watch_processes
-from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 from rlxf.evaluation.agents import (
     check_has_predict,
     is_return_conditioned_agent,

@@ -18,7 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.gym_api import reset_env
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation.agents import is_return_conditioned_agent
 from rlxf.evaluation.environment import check_not_trained_in, prepared_env
 from rlxf.evaluation.episodes import DEFAULT_SEED, check_return_conditioned

@@ -17,7 +17,7 @@ from rlxf.agents.common.actions import to_environment
 from rlxf.data import Trajectories, action_encoder, as_trajectories
 from rlxf.data.space_comparison import agent_mismatch, space_mismatches
 from rlxf.data.spaces import discrete_start
-from rlxf.envs.wrappers import is_return_conditioned
+from rlxf.envs.return_to_go import is_return_conditioned
 from rlxf.evaluation.agents import (
     check_has_predict,
     has_persistent_memory,

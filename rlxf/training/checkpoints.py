@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -340,7 +341,8 @@ class CheckpointWriter(BaseCallback):
 
 
 def _states(objects: Mapping[str, Stateful]) -> dict[str, Any]:
-    return {name: each.state() for name, each in objects.items()}
+    """Return copies of the states, which may contain lists that later steps change."""
+    return {name: deepcopy(each.state()) for name, each in objects.items()}
 
 
 def clone_tensors(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

@@ -24,7 +24,7 @@ from rlxf.attention.depth.base import Depth
 from rlxf.attention.depth.calm import Confidence
 from rlxf.data import load_trajectories
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, compare
 
 ENVS = 32

@@ -19,7 +19,7 @@ from rlxf import DecisionTransformer, GTrXLPPO, evaluate
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.data import load_trajectories
 from rlxf.envs.make import make_vec_env
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, compare
 
 WALK = 60

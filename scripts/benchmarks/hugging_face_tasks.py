@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.hugging_face_model import Learner, Player
 from benchmarks.machine import now
-from benchmarks.offline_methods import load_modules
+from benchmarks.offline_runs import load_modules
 from benchmarks.offline_setting import Setting
 from benchmarks.original_loop import Batches, play_episode
 from benchmarks.process_memory import peak_bytes, resident_bytes

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.offline_methods import DATA, METHODS, Run
+from benchmarks.offline_methods import METHODS
+from benchmarks.offline_runs import DATA, Run
 from rlxf.evaluation.intervals import interquartile_mean
 
 BEST_CLONING, PLAIN = "bc-best", "dt"

@@ -15,7 +15,8 @@ from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import check_names, run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
-from rlxf.agents.pretraining import KINDS, MaskedPretraining
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.agents.token_masking import KINDS
 from rlxf.data import Trajectories, load_trajectories
 from rlxf.evaluation.intervals import stratified_interquartile_mean
 from rlxf.utils.checks import check_choice

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.offline_methods import METHODS, PRESETS, evaluated, excluded
+from benchmarks.offline_methods import METHODS, PRESETS, excluded
+from benchmarks.offline_runs import evaluated
 from benchmarks.result_cache import check_names, run_missing
 from rlxf import estimate_return
 from rlxf.data import Trajectories, load_trajectories

@@ -18,11 +18,11 @@ from benchmarks.offline_setting import SHORT
 from benchmarks.result_cache import run_missing
 from rlxf import DecisionTransformer, evaluate
 from rlxf.agents.common.retrieval import ActionDatastore
-from rlxf.agents.decision_transformer.acting import encode_dataset
+from rlxf.agents.decision_transformer.retrieval import encode_dataset
 from rlxf.attention import KNNLM, SPALM
 from rlxf.attention.heads.base import Datastore, OutputHead
 from rlxf.data import load_trajectories
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, compare
 from rlxf.utils.checks import check_choice
 

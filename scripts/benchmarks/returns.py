@@ -14,17 +14,8 @@ from rich.table import Table
 
 from benchmarks import hugging_face
 from benchmarks.offline_criteria import CRITERIA, criteria, worst_seed
-from benchmarks.offline_methods import (
-    DATA,
-    METHODS,
-    PRESETS,
-    Job,
-    Preset,
-    Run,
-    excluded,
-    measure,
-    measure_data,
-)
+from benchmarks.offline_methods import METHODS, PRESETS, Preset, excluded
+from benchmarks.offline_runs import DATA, Job, Run, measure, measure_data
 from benchmarks.result_cache import check_names, run_missing
 from rlxf.evaluation.intervals import stratified_interquartile_mean
 from rlxf.utils.checks import check_choice

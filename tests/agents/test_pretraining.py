@@ -10,7 +10,8 @@ from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP
-from rlxf.agents.pretraining import KINDS, MaskedPretraining, MaskedWindows, Masking
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.agents.token_masking import KINDS, MaskedWindows, Masking
 from rlxf.attention import CALM, ALiBi, TransformerSpec, Window
 from rlxf.data import WindowBatch
 from rlxf.training import CheckpointError, CheckpointFolder, CheckpointWriter, read_archive, write_archive

@@ -14,7 +14,8 @@ from rlxf.agents.common.losses import Distillation
 from rlxf.agents.decision_transformer import ElasticHistory, HighestValueReturn, MaxReturn
 from rlxf.agents.decision_transformer.callbacks import ContextAttentionCallback
 from rlxf.agents.offline.objectives import MaximumEntropy, QRegularized
-from rlxf.agents.pretraining import KINDS, MaskedPretraining
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.agents.token_masking import KINDS
 from rlxf.attention import ACT, CALM, KNNLM, SPALM, TransformerSpec
 from rlxf.data import Trajectories
 from rlxf.evaluation import BestValidationCallback, EvaluationCallback

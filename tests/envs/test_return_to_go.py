@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from rlxf.data import observation_encoder
 from rlxf.envs import as_vec_env
-from rlxf.envs.wrappers import ReturnToGo, encoded_observation_space, is_return_conditioned
+from rlxf.envs.return_to_go import ReturnToGo, encoded_observation_space, is_return_conditioned
 from tests.envs.small_envs import Counter
 
 TARGETS = [100.0, -7.5]

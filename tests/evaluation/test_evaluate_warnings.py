@@ -13,7 +13,7 @@ from rlxf.agents.decision_transformer import MaxReturn
 from rlxf.agents.gtrxl import gtrxl
 from rlxf.data import ReferenceScores
 from rlxf.envs import make_vec_env
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.training import load_normalizer, save_normalizer
 from tests.datasets import ID, record_random
 from tests.evaluation.worlds import ActionRewardEnv, Countdown, Idle, TargetFollower, vec

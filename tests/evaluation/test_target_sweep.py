@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from rlxf.envs.described_env import DescribedEnv
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.evaluation import Report, TargetSweep, evaluate
 from rlxf.evaluation.episodes import validate_targets
 from tests.evaluation.test_report import rendered

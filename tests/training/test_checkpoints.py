@@ -208,6 +208,36 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     Learner().learn(50, CheckedAtEnd(CheckpointFolder(tmp_path), every_seconds=0))
 
 
+class Steps:
+    """Object whose state is a list that later steps change."""
+
+    def __init__(self):
+        self.seen = []
+
+    def state(self):
+        return self.seen
+
+
+def test_states_are_those_at_the_step_of_the_checkpoint(tmp_path, monkeypatch):
+    may_write, write = threading.Event(), CheckpointFolder.write
+
+    def write_later(folder, step, archive):
+        may_write.wait()
+        write(folder, step, archive)
+
+    monkeypatch.setattr(CheckpointFolder, "write", write_later)
+    steps = Steps()
+    writer = CheckpointWriter(tmp_path, stateful={"steps": steps})
+    writer.init_callback(Learner())
+    writer.on_training_start({}, {})
+    steps.seen.append(1)
+    writer.save()
+    steps.seen.append(2)
+    may_write.set()
+    writer.close()
+    assert read_archive(writer.folder.newest()).documents["stateful"] == {"steps": [1]}
+
+
 def test_background_error_is_raised_once():
     background = BackgroundWriter()
     background.start(lambda: 1 / 0)

@@ -16,6 +16,7 @@ from rlxf.agents.common.predict_state import MissingStateWarning
 from rlxf.agents.common.retrieval import RetrievalPolicy
 from rlxf.agents.decision_transformer.conditioning import Conditioning
 from rlxf.agents.decision_transformer.model import DecisionTransformerModel
+from rlxf.agents.decision_transformer.retrieval import encode_dataset
 from rlxf.agents.offline.heads import Head
 from rlxf.agents.offline.observations import ConditionedObservation
 from rlxf.agents.offline.trajectory_algorithm import TrajectoryAlgorithm
@@ -232,17 +233,3 @@ class DecisionTransformerActing(DatastoreMixin, CalibrationMixin, TrajectoryAlgo
     def _restore(self, archive: Archive) -> None:
         super()._restore(archive)
         self._restore_datastore(archive)
-
-
-def encode_dataset(
-    model: DecisionTransformerModel, windows: Windows, device: torch.device, progress_bar: bool = False
-) -> Datastore:
-    """Return a datastore with the key, the action and the episode of each step of the data.
-
-    The key is the input of the head while acting, see `DecisionTransformerModel.encode_steps`.
-    """
-    data = windows.trajectories
-    keys = model.encode_steps(windows, device, progress_bar)
-    episodes = np.repeat(np.arange(data.episodes), data.lengths)
-    actions = torch.from_numpy(np.array(data.actions))
-    return Datastore(keys, actions.to(device), torch.from_numpy(episodes).to(device))

@@ -12,7 +12,7 @@ from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.observations import ConditionedObservation, EncodedObservation, initial_actions
 from rlxf.agents.offline.tensor_encoding import encode_actions, encode_observations
 from rlxf.attention.functional_step import copies, named_tensors, with_tensors
-from rlxf.envs.wrappers import KEYS, encoded_observation_space
+from rlxf.envs.return_to_go import KEYS, encoded_observation_space
 from rlxf.export.acting_step import (
     ActingStep,
     EnvironmentActions,

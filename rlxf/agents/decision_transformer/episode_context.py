@@ -139,11 +139,14 @@ class EpisodeModel(DecisionTransformerModel):
 
     def _continue(
         self, state: Any, encoded: ConditionedObservation
-    ) -> tuple[ContextWindow, KVCache, Tensor, Tensor]:
-        """Return the last two steps, a copy of the cache, and numbers of tokens and episodes, (E,) each."""
+    ) -> tuple[ContextWindow | None, KVCache, Tensor, Tensor]:
+        """Return the last two steps, a copy of the cache, and numbers of tokens and episodes, (E,) each.
+
+        The steps are None before the first step.
+        """
         if state is None:
             none = torch.full_like(encoded.time_steps, EMPTY)
-            return self._empty_window(encoded, 2), self._initial_cache(len(none)), none, none
+            return None, self._initial_cache(len(none)), none, none
         self._check_state(state, len(encoded.time_steps))
         return state.steps, state.cache.copy(), state.tokens, state.episode
 

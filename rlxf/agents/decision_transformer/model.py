@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import track
 from torch import Tensor, nn
 
 from rlxf.agents.common.calibration import check_exit_confidence
 from rlxf.agents.common.losses import masked_mean
 from rlxf.agents.decision_transformer.acting_step import TargetReturnStep
 from rlxf.agents.decision_transformer.config import DecisionTransformerConfig
+from rlxf.agents.decision_transformer.retrieval import encode_windows
 from rlxf.agents.offline.context_window import TOKENS_PER_STEP, ContextWindow, WindowLayout, check_context
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.heads import Head
@@ -96,10 +96,9 @@ class DecisionTransformerModel(TrajectoryModel):
         """
         steps = self.steps(batch)
         first = self.window_start(batch)
-        all_tokens = self.auxiliary is not None
-        exits = self.exits(steps, slice(None) if all_tokens else DECISION_TOKENS)
+        exits = self.exits(steps, slice(None) if self.uses_all_tokens else DECISION_TOKENS)
         y = exits.outputs[-1]
-        if all_tokens:
+        if self.uses_all_tokens:
             exits = replace(exits, outputs=exits.outputs[:, :, DECISION_TOKENS])
         actions, mask = batch.actions[:, first:], batch.mask[:, first:]
         actions = actions.expand(len(exits.loss_weights), *actions.shape)
@@ -107,6 +106,11 @@ class DecisionTransformerModel(TrajectoryModel):
         parts = self.loss.add_critic(parts, exits.outputs[-1], partial(self.critic_windows, batch, steps))
         parts = self.add_auxiliary_losses(parts, batch, y)
         return self.add_penalty(self.add_exit_loss(parts, exits, actions, steps.between(first)))
+
+    @property
+    def uses_all_tokens(self) -> bool:
+        """True if `add_auxiliary_losses` needs the outputs at all tokens, not only at the decision tokens."""
+        return self.auxiliary is not None
 
     def add_auxiliary_losses(
         self, parts: dict[str, Tensor], batch: WindowBatch, y: Tensor
@@ -310,22 +314,15 @@ class DecisionTransformerModel(TrajectoryModel):
         self, window: ContextWindow | None, encoded: ConditionedObservation, start: Tensor, length: int
     ) -> ContextWindow:
         """Append a step to a window; None for an empty one of ``length`` steps."""
+        like, layout = encoded.return_to_go, self._window_layout(encoded, length)
         if window is None:
-            window = self._empty_window(encoded, length)
+            window = ContextWindow.empty(layout, like.device)
         else:
-            like = encoded.return_to_go
-            check_context(window, self._window_layout(encoded, length), len(like), like.device)
+            check_context(window, layout, len(like), like.device)
         features = self.features(encoded.observations[:, None])[:, 0]
         return window.clear_rows(start).append(
             features, encoded.previous_action, encoded.return_to_go, encoded.time_steps
         )
-
-    def _empty_window(self, encoded: ConditionedObservation, length: int) -> ContextWindow:
-        """Return an empty window of ``length`` steps for the environments of ``encoded``."""
-        device = encoded.return_to_go.device
-        layout = self._window_layout(encoded, length)
-        tensors = {name: torch.zeros(s, dtype=dtype, device=device) for name, (s, dtype) in layout.items()}
-        return ContextWindow(**tensors)
 
     def _window_layout(self, encoded: ConditionedObservation, length: int) -> WindowLayout:
         """Return the layout of windows of ``length`` steps for the environments of ``encoded``."""
@@ -341,32 +338,8 @@ class DecisionTransformerModel(TrajectoryModel):
 
     @torch.no_grad()
     def encode_steps(self, windows: Windows, device: torch.device, progress_bar: bool = False) -> Tensor:
-        """Return the input of the head while acting for each step of the data, (N, C).
-
-        It is the output at the decision token of the newest of K steps. Each step is therefore encoded from
-        the window that ends with it, which takes about one window per step. The first K steps of an episode
-        come from one window, since the model is causal.
-        """
-        outputs = torch.empty(windows.trajectories.steps, self.transformer.spec.width, device=device)
-        with_first, later = _window_starts(windows)
-        for batch in track(_batches(with_first), "encode starts", disable=not progress_bar):
-            steps, y = self._first_steps(windows, batch, device)
-            outputs[steps] = y
-        for batch in track(_batches(later), "encode steps", disable=not progress_bar):
-            window = windows.starting_at(batch).to(device)
-            outputs[torch.from_numpy(batch + windows.length - 1)] = self.newest_output(self.steps(window))
-        return outputs
-
-    def _first_steps(
-        self, windows: Windows, first: NDArray[np.int64], device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """Return indices (N,) of the steps in windows that begin episodes, and the outputs (N, C) there."""
-        batch = windows.starting_at(first).to(device)
-        y = self.outputs(self.steps(batch))
-        start = self.window_start(batch)
-        mask = batch.mask[:, start:]
-        steps = torch.from_numpy(first).to(device)[:, None] + batch.time_steps[:, start:]
-        return steps[mask], y[mask]
+        """Return the input of the head while acting for each step of the data, (N, C)."""
+        return encode_windows(self, windows, device, progress_bar)
 
     def check_window(self, method: str) -> None:
         """Raise ValueError if ``method`` of the agent needs a context window and the model has none."""
@@ -401,19 +374,3 @@ class DecisionTransformerModel(TrajectoryModel):
         if not steps.mask.shape[1]:
             return None
         return self.transformer.next_state(self.tokens(steps), steps.index)
-
-
-ENCODING_BATCH = 256
-"""Number of windows in one forward pass of `encode_steps`."""
-
-
-def _window_starts(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first steps of the windows that begin an episode, and those of the later, full windows."""
-    offsets = windows.trajectories.offsets
-    step = np.arange(windows.trajectories.steps)
-    end = np.repeat(offsets[1:], windows.trajectories.lengths)
-    return offsets[:-1].copy(), np.setdiff1d(step[step + windows.length <= end], offsets[:-1])
-
-
-def _batches(starts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    return [starts[i : i + ENCODING_BATCH] for i in range(0, len(starts), ENCODING_BATCH)]

@@ -37,9 +37,9 @@ from rlxf.agents.offline.checkpoint import restore_training_state
 from rlxf.agents.offline.sb3_arguments import SB3_ONLINE_ARGUMENTS
 from rlxf.envs.action_replay import ActionReplay
 from rlxf.envs.make import check_is_env, make_vec_env
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.envs.sb3_vec_env import make_sync_vec_env, watch_processes
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.wrappers import ReturnToGo
 from rlxf.training import Archive
 from rlxf.training.checkpoints import clone_tensors, load_callback_states
 from rlxf.training.compat import checkpoint_errors

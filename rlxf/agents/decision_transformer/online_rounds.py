@@ -21,10 +21,10 @@ from rlxf.agents.decision_transformer.replay_buffer import ReplayBuffer, Transit
 from rlxf.agents.offline.checkpoint import read_matching_run
 from rlxf.envs import resume
 from rlxf.envs.infos import is_filler
+from rlxf.envs.return_to_go import encoded_observation_space, is_return_conditioned
 from rlxf.envs.spaces import nested_parts, observation_from_nested_parts
 from rlxf.envs.step_checks import with_checked_steps
 from rlxf.envs.wrapper_state import load_wrapper_state, wrapper_state
-from rlxf.envs.wrappers import encoded_observation_space, is_return_conditioned
 from rlxf.training import Archive, CheckpointError
 from rlxf.training.compat import checkpoint_errors
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays

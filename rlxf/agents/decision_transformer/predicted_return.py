@@ -1,7 +1,6 @@
 """Decision Transformer that predicts the return on which its actions are conditioned."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,18 +82,18 @@ class PredictedReturnModel(DecisionTransformerModel):
             )
         super().check_episodes(data, episodes)
 
-    def losses(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """Return the "loss" and its parts, averaged over the real (unpadded) steps of B windows."""
-        first = self.window_start(batch)
-        mask = batch.mask[:, first:]
-        steps = self.steps(batch)
-        y = self.outputs(steps, slice(None))
-        parts = self.loss(y[:, DECISION_TOKENS], batch.actions[:, first:], mask.to(y.dtype))
-        critic_windows = partial(self.critic_windows, batch, steps)
-        parts = self.loss.add_critic(parts, y[:, DECISION_TOKENS], critic_windows)
-        parts = self.add_auxiliary_losses(parts, batch, y)
+    @property
+    def uses_all_tokens(self) -> bool:
+        """True: returns are predicted at other tokens than actions."""
+        return True
+
+    def add_auxiliary_losses(
+        self, parts: dict[str, Tensor], batch: WindowBatch, y: Tensor
+    ) -> dict[str, Tensor]:
+        """Add the losses of `AuxiliaryHeads`, if there are any, and the error of the return."""
+        parts = super().add_auxiliary_losses(parts, batch, y)
         error = self.return_error(batch, y)
-        return self.add_penalty(parts | {"loss": parts["loss"] + error, "return_loss": error})
+        return parts | {"loss": parts["loss"] + error, "return_loss": error}
 
     def validation_losses(self, batch: WindowBatch) -> dict[str, Tensor]:
         """Return the sum of the mean errors of the action and of the return as "loss", and both errors."""

@@ -312,12 +312,10 @@ class GTrXLPPO(TrainingLoop):
                 buffer.values.fill_(float(self.policy.value_net.mean))  # the values that are clipped
             metrics = self._update_policy(weight)
         self._log_update(metrics, weight)
-        returns = buffer.returns[buffer.weight == 1]
-        rewards = buffer.rewards[(buffer.weight == 1) & ~buffer.dones]
-        episodes = self.ep_info_buffer or ()
-        scale = self.policy.value_net
-        episode_returns = [info["r"] for info in episodes]
-        self._diagnostics.check(metrics, returns, rewards, scale, episode_returns)
+        trained = buffer.weight == 1
+        returns, rewards = buffer.returns[trained], buffer.rewards[trained & ~buffer.dones]
+        episode_returns = [info["r"] for info in self.ep_info_buffer or ()]
+        self._diagnostics.check(metrics, returns, rewards, self.policy.value_net, episode_returns)
 
     def _update_policy(self, weight: Tensor) -> dict[str, float]:
         """Train for ``n_epochs`` passes over the rollout, fewer if ``target_kl`` is exceeded.

@@ -23,8 +23,8 @@ from rlxf.data import DatasetError, ReferenceScores, Trajectories, Windows, chec
 from rlxf.data.dataset_source import Dataset
 from rlxf.data.findings import describe_missing_environment, warn_of_returns
 from rlxf.envs.make import make_vec_env_from
+from rlxf.envs.return_to_go import ReturnToGo, is_return_conditioned
 from rlxf.envs.specs import env_id_of, make_single
-from rlxf.envs.wrappers import ReturnToGo, is_return_conditioned
 from rlxf.utils.checks import check_int
 
 

@@ -37,6 +37,13 @@ class ContextWindow:
     time_steps: Tensor
     mask: Tensor
 
+    @classmethod
+    def empty(cls, layout: WindowLayout, device: torch.device) -> "ContextWindow":
+        """Return a window with a layout that holds no step."""
+        return cls(
+            **{name: torch.zeros(s, dtype=dtype, device=device) for name, (s, dtype) in layout.items()}
+        )
+
     @property
     def index(self) -> TokenIndex:
         """Positions of the 3 W tokens, (B, 3 W).

@@ -15,8 +15,8 @@ from torch import Tensor
 from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.data import action_encoder, observation_encoder
 from rlxf.data.spaces import discrete_start, encoded_parts
+from rlxf.envs.return_to_go import KEYS, encoded_observation_space
 from rlxf.envs.spaces import batch_of_one
-from rlxf.envs.wrappers import KEYS, encoded_observation_space
 from rlxf.utils.errors import FaultyEnvironmentError, RowError
 
 

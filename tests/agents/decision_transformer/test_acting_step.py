@@ -13,7 +13,7 @@ from rlxf.agents.decision_transformer.conditioning import (
 )
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.attention import GatedDeltaNet, TransformerSpec
-from rlxf.envs.wrappers import encoded_observation_space
+from rlxf.envs.return_to_go import encoded_observation_space
 from rlxf.export.formats import trace_step
 from rlxf.export.onnx_player import Player
 from rlxf.utils.warnings import silenced

@@ -15,7 +15,7 @@ from rlxf.agents.pretraining import MaskedPretraining
 from rlxf.attention import XL, LearnedAbsolute
 from rlxf.data import DatasetError
 from rlxf.envs import FaultyEnvironmentError, make_vec_env
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.training import linear
 from rlxf.training.schedules import CosineSchedule
 from rlxf.training.strict_json import dump_json, load_json

@@ -17,7 +17,7 @@ from rlxf import BehaviorCloning, DecisionTransformer
 from rlxf.agents.decision_transformer import MaximumEntropy, decision_transformer
 from rlxf.agents.offline import data_warnings
 from rlxf.agents.offline.data_warnings import warn_of_other_moments
-from rlxf.envs.wrappers import ReturnToGo
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.training import CosineSchedule, linear
 from tests.agents.decision_transformer.worlds import ACTIONS, VECTOR, shown, small_agent, some_trajectories
 

@@ -15,8 +15,8 @@ from rlxf.agents.decision_transformer.online_rounds import EpisodeCollector
 from rlxf.agents.decision_transformer.replay_buffer import REMOVALS, ReplayBuffer, Transitions
 from rlxf.data import DatasetError
 from rlxf.envs import make_vec_env
+from rlxf.envs.return_to_go import ReturnToGo
 from rlxf.envs.tensor_vec_env import as_vec_env
-from rlxf.envs.wrappers import ReturnToGo
 from rlxf.evaluation import EvaluationCallback
 from rlxf.training import CheckpointFolder, CheckpointWriter
 from tests.agents.decision_transformer.worlds import some_trajectories

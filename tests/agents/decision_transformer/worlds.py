@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from rlxf import DecisionTransformer
 from rlxf.agents.decision_transformer import decision_transformer
-from rlxf.agents.pretraining import KINDS, MaskedPretraining, MaskedWindows, Masking
+from rlxf.agents.pretraining import MaskedPretraining
+from rlxf.agents.token_masking import KINDS, MaskedWindows, Masking
 from rlxf.attention import (
     RATE,
     RMT,

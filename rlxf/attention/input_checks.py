@@ -1,13 +1,38 @@
-"""Checks of memory states that are passed to a transformer."""
+"""Checks of tokens and memory states that are passed to a transformer."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from rlxf.attention.cache import KVCache
 from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import RecurrentState, all_within
+from rlxf.attention.token_index import TokenIndex
+
+
+def check_tokens(x: Tensor, index: TokenIndex, width: int) -> None:
+    """Raise ValueError unless x is (B, T, C) for the width C and the index, with at least one token."""
+    if x.dim() != 3 or x.shape[2] != width or x.shape[:2] != index.shape or not x.numel():
+        raise ValueError(
+            f"tokens must have shape (B, T, {width}) with at least one token, and the index must have shape "
+            f"(B, T); got {tuple(x.shape)} and {tuple(index.shape)}"
+        )
+
+
+def check_step(x: Tensor, index: TokenIndex, cache: KVCache, width: int) -> None:
+    """Raise ValueError unless x is (B, C) and the index (B, 1) for the rows B > 0 of the cache."""
+    rows = cache.index.position.shape[0]
+    if not rows:
+        raise ValueError("a step needs at least one row, got a cache of 0 rows")
+    if x.shape != (rows, width) or index.position.shape != (rows, 1):
+        raise ValueError(
+            f"a step with this cache needs tokens of shape ({rows}, {width}) and an index of shape ({rows}, "
+            f"1); got {tuple(x.shape)} and {tuple(index.shape)}"
+        )
+
 
 ADVICE = "begin with `initial_state`"
 
