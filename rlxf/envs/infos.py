@@ -1,7 +1,7 @@
 """Infos of environments: keys, the entries of one environment of a batch, and those of ended episodes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ def fill_infos(rows: Sequence[dict[str, Any]], infos: Mapping[str, Any], selecte
             rows[i][key] = _entry(infos[key], i)
 
 
-def is_episode(value: Any) -> bool:
+def is_episode(value: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether an entry ``episode`` of infos has the return and the length of an episode."""
     return isinstance(value, dict) and {"r", "l"} <= value.keys()
 

@@ -308,7 +308,7 @@ def creation_errors(spec: EnvSpec, kwargs: dict[str, Any]) -> Iterator[None]:
         ) from error
     except ModuleNotFoundError as error:
         raise gymnasium.error.DependencyNotInstalled(
-            f"{spec.id} needs a package that is not installed: {error}. Install the package with this module"
+            f"{spec.id} needs a package that is not installed: {error}; install the package that contains it"
         ) from error
     except TypeError as error:
         match = re.search(r"unexpected keyword argument '(\w+)'", str(error))

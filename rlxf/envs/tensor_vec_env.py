@@ -171,9 +171,9 @@ class TensorVecEnv(GymnasiumVecEnv):
         observations, rewards = map_parts(observations, torch.detach), rewards.detach()
         terminated, truncated = terminated.bool(), truncated.bool()
         ends, truncated = terminated | truncated, truncated & ~terminated
-        valid, may_end = self._read_flags(self._checks.valid(observations, rewards), ends, infos, deferred)
         if self._filler_rows:
             rewards = rewards.masked_fill(self.filler_next, 0)
+        valid, may_end = self._read_flags(self._checks.valid(observations, rewards), ends, infos, deferred)
         rows = self._count_step(rewards)
         last = None
         if may_end:

@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlxf.envs.batch_checks import check_finite
-from rlxf.envs.infos import LOST, is_filler, success_of
+from rlxf.envs.infos import LOST, is_episode, is_filler, success_of
 from rlxf.envs.sb3_vec_env import pause_envs
 from rlxf.envs.spaces import rows_of
 from rlxf.envs.specs import spec_of
@@ -222,7 +222,7 @@ def monitored_score(info: Info, score: Score) -> Score | None:
     life is lost, it is None.
     """
     episode = info.get("episode")
-    if episode is None:
+    if not is_episode(episode):
         return score if info.get("TimeLimit.truncated", False) else None
     accumulated, monitored, length = score[0], float(episode["r"]), int(episode["l"])
     is_rounded = abs(accumulated - monitored) <= _rounding_error(episode["r"], length)

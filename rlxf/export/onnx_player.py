@@ -41,8 +41,8 @@ def as_input(name: str, given: Any, part: dict[str, Any]) -> tuple[np.ndarray, b
         raise ValueError(f"{name} must have shape {shape} of numbers, got {layout} of {value.dtype}")
     with np.errstate(invalid="ignore", over="ignore"):
         cast = value.astype(part["dtype"], copy=False)
-    low, high = (np.broadcast_to(part[key], layout) for key in ("low", "high"))
-    valid = (low <= cast) & (cast <= high) & ((cast == value) | (cast.dtype.kind == "f"))
+    low, high = (np.broadcast_to(np.asarray(part[key], cast.dtype), layout) for key in ("low", "high"))
+    valid = (low <= cast) & (cast <= high) & (cast is value or cast.dtype.kind == "f" or cast == value)
     if not valid.all():
         at = tuple(np.argwhere(~valid)[0])
         raise ValueError(f"{name} contains {value[at]}, must be {cast.dtype} from {low[at]} to {high[at]}")

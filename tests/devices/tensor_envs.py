@@ -30,12 +30,14 @@ class OnDevice(Tensors):
     Args:
         env: vector environment of arrays.
         spoil: changes the results of the third step in place.
+        fails_at: step that raises RuntimeError; 0 for none.
     """
 
     steps = 0
 
-    def __init__(self, env: Any, spoil: Callable[..., None] = lambda *_: None):
+    def __init__(self, env: Any, spoil: Callable[..., None] = lambda *_: None, fails_at: int = 0):
         super().__init__(env)
+        self.fails_at = fails_at
         self.device = torch.empty(0, device=NAME).device
         self.spoil = spoil
 
@@ -46,6 +48,8 @@ class OnDevice(Tensors):
     def step(self, actions: Any) -> Any:
         *results, infos = super().step(actions.cpu())
         self.steps += 1
+        if self.steps == self.fails_at:
+            raise RuntimeError("the simulator failed")
         if self.steps == 3:
             self.spoil(*results, infos)
         return *map(self._moved, results), self._moved(infos)
@@ -56,10 +60,12 @@ class OnDevice(Tensors):
         return map_parts(values, lambda x: x.to(self.device))
 
 
-def scripted(space: spaces.Space[Any] = VECTOR, spoil: Callable[..., None] = lambda *_: None) -> OnDevice:
+def scripted(
+    space: spaces.Space[Any] = VECTOR, spoil: Callable[..., None] = lambda *_: None, fails_at: int = 0
+) -> OnDevice:
     """Return environments whose episodes end, or are truncated, at different times."""
     makes = [partial(Scripted, script, space, ACTIONS["Discrete"]) for script in shifted(3)]
-    return OnDevice(SyncVectorEnv(makes, autoreset_mode=SAME), spoil)
+    return OnDevice(SyncVectorEnv(makes, autoreset_mode=SAME), spoil, fails_at)
 
 
 def agent(env: Any, **changes: Any) -> GTrXLPPO:
@@ -102,11 +108,13 @@ class Seen(BaseCallback):
 
     Args:
         at_step: is called with the agent after each step.
+        stops_at: step at which it stops the training; None for never.
     """
 
-    def __init__(self, at_step: Callable[[GTrXLPPO], None] = lambda _: None):
+    def __init__(self, at_step: Callable[[GTrXLPPO], None] = lambda _: None, stops_at: int | None = None):
         super().__init__()
         self.at_step = at_step
+        self.stops_at = stops_at
         self.steps: list[Any] = []
         self.rollouts = 0
 
@@ -117,7 +125,7 @@ class Seen(BaseCallback):
             [given["dones"].tolist(), infos, *(given[x].tolist() for x in ("rewards", "new_obs"))]
         )
         self.at_step(self.model)
-        return True
+        return len(self.steps) != self.stops_at
 
     def _on_rollout_end(self) -> None:
         self.rollouts += 1
@@ -156,17 +164,18 @@ def equal_trainings(name: str) -> bool:
     return trained(makes[name], deferred=True) == trained(makes[name], deferred=False)
 
 
-def fault(what: str, space: spaces.Space[Any] = VECTOR) -> tuple[str, int, bool]:
+def fault(what: str, fails_at: int = 0, stops_at: int | None = None) -> tuple[str, int, bool]:
     """Return the error of a training whose third step is faulty.
 
     Args:
         what: name of a fault of `FAULTS`.
-        space: space of the observations.
+        fails_at: step that raises RuntimeError; 0 for none.
+        stops_at: step at which a callback stops the training; None for never.
 
     Returns:
         Class and message of the error, the number of rollouts that ended, and whether the weights changed.
     """
-    one, seen = agent(scripted(space, FAULTS[what])), Seen()
+    one, seen = agent(scripted(spoil=FAULTS[what], fails_at=fails_at)), Seen(stops_at=stops_at)
     before = [x.tolist() for x in parameters(one)]
     try:
         one.learn(4 * N_STEPS * one.n_envs, seen)

@@ -1,5 +1,7 @@
 """Tests of training in environments of tensors on an accelerator: waits, results and errors."""
 
+from functools import partial
+
 import pytest
 from gymnasium.vector import AutoresetMode
 
@@ -31,6 +33,13 @@ def test_invalid_numbers_are_reported_before_the_rollout_is_used(what, on_device
     message, rollouts, learned = on_device(fault, what)
     assert f"FaultyEnvironmentError: {what} of environment 1 is not finite at its step 3" in message
     assert (rollouts, learned) == (0, False)
+
+
+@pytest.mark.parametrize("end", [{"fails_at": 6}, {"stops_at": 5}])
+def test_invalid_numbers_are_reported_if_the_rollout_ends_early(end, on_device):
+    """An error of a later step does not replace theirs, and a callback that stops does not hide them."""
+    message, *_ = on_device(partial(fault, "observation", **end))
+    assert "FaultyEnvironmentError: observation of environment 1 is not finite at its step 3" in message
 
 
 def test_an_end_without_last_observations_is_reported(on_device):

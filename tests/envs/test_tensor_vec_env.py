@@ -69,6 +69,25 @@ def test_results_do_not_change_if_the_environment_overwrites_its_tensors(mode):
     )
 
 
+class NanResets(VectorWrapper):
+    """Environment whose reset steps have a NaN as reward."""
+
+    ended = False
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        rewards, self.ended = np.where(self.ended, np.nan, rewards), terminated | truncated
+        return observations, rewards, terminated, truncated, infos
+
+
+def test_rewards_of_reset_steps_are_not_checked():
+    env = as_vec_env(Tensors(NanResets(scripted(AutoresetMode.NEXT_STEP))))
+    env.reset()
+    steps = [env.step_tensors(torch.ones(env.num_envs, dtype=torch.int64)) for _ in range(40)]
+    assert all(step.valid for step in steps)
+    assert any(step.filler_next.any() for step in steps)
+
+
 @pytest.mark.parametrize("convert", [lambda env: env, Tensors], ids=["arrays", "tensors"])
 def test_reset_steps_have_no_reward(convert):
     """Also if a wrapper of the vector environment changes it, as environments of Gymnasium with jax do."""

@@ -5,7 +5,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.wrappers import TransformReward
+from gymnasium.wrappers import TimeLimit, TransformReward
 from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.monitor import Monitor
@@ -91,6 +91,20 @@ def test_returns_are_not_summed_in_the_precision_of_a_vec_monitor():
 def test_small_returns_are_those_inside_wrappers_that_change_rewards():
     env = TransformReward(Monitor(Small(1e-3)), lambda reward: 1.5 * reward)
     assert evaluate(Idle(), vec(env), episodes=2).returns.tolist() == [0.006, 0.006]
+
+
+class Chapters(Countdown):
+    """Environment whose infos have an entry ``episode`` of another meaning."""
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return *results, info | {"episode": 3}
+
+
+def test_an_entry_episode_of_another_meaning_is_no_score():
+    """Also if a wrapper outside the monitor ends the episode, which leaves the entry of the environment."""
+    envs = TimeLimit(Monitor(Chapters()), 2), Monitor(Chapters())
+    assert evaluate(Idle(), vec(*envs), episodes=2).returns.tolist() == [3.0, 6.0]
 
 
 @pytest.mark.parametrize("success", [1, np.float32(1), np.array([True]), np.array([[1.0]])])

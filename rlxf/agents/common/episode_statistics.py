@@ -1,7 +1,7 @@
 """Statistics of finished episodes: their exchange between processes, and their storage in files."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,18 @@ class EpisodeStatistics:
             record(infos, np.ones(len(infos), np.bool_))
 
 
+def episode_infos(infos: Sequence[Mapping[str, Any]], dones: np.ndarray) -> list[dict[str, Any]]:
+    """Return the `episode_info` of environments (E,), without the success where ``dones`` is False.
+
+    A wrapper may report an episode in a step that is not done. Environments may give ``is_success``, in any
+    form, in each step.
+    """
+    return [
+        episode_info(info) if done else _reported_episode(info) if "episode" in info else {}
+        for info, done in zip(infos, dones.tolist(), strict=True)
+    ]
+
+
 def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of an info that SB3 averages for its log: the episode and its success as a number.
 
@@ -50,12 +62,15 @@ def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         FaultyEnvironmentError: if the success is not a number.
     """
-    statistics: dict[str, Any] = {}
-    if is_episode(info.get("episode")):
-        statistics["episode"] = info["episode"]
+    statistics = _reported_episode(info)
     if (success := success_of(info)) is not None:
         statistics["is_success"] = success
     return statistics
+
+
+def _reported_episode(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry ``episode`` of an info, unless it has another meaning."""
+    return {"episode": info["episode"]} if is_episode(info.get("episode")) else {}
 
 
 def statistics_to_json(

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlxf.agents.common.arguments import as_log_interval, reject_unknown_arguments
 from rlxf.agents.common.environment_checks import check_raw
 from rlxf.agents.common.episode_statistics import (
-    episode_info,
+    episode_infos,
     statistics_from_json,
     statistics_to_json,
     unused_seed,
@@ -180,7 +180,7 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
             while self.num_timesteps < total_timesteps:
                 self._update_policy(rounds, rounds.pop_due_updates, log_interval)
                 dones, infos = rounds.collect()
-                self._update_info_buffer(list(map(episode_info, infos)), dones)
+                self._update_info_buffer(episode_infos(infos, dones), dones)
                 self.num_timesteps += len(dones)
                 callback.update_locals(locals())
                 if not callback.on_step():

@@ -1,5 +1,6 @@
 """Environments of tensors in a rollout, whose steps need not wait for the device."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,8 +94,9 @@ class TensorEnvs(RolloutEnvs):
         self.env.ignore_bounds()  # of which the check has warned
 
     def finished(self, infos: Sequence[Info], dones: np.ndarray) -> tuple[list[Info], np.ndarray]:
-        """Return the infos of the episodes that ended."""
-        ended = [info for info in self._step.infos.rows.values() if "episode" in info]
+        """Return the infos of the episodes that ended, without those of invalid rewards."""
+        rows = self._step.infos.rows.values()
+        ended = [info for info in rows if "episode" in info and math.isfinite(info["episode"]["r"])]
         return ended, np.ones(len(ended), np.bool_)
 
     def results(

@@ -18,7 +18,7 @@ from rlxf.agents.common.environment_checks import (
     normalizes_observations,
     restore_stats_on_error,
 )
-from rlxf.agents.common.episode_statistics import EpisodeStatistics, episode_info
+from rlxf.agents.common.episode_statistics import EpisodeStatistics, episode_infos
 from rlxf.agents.common.numerics import check_parameters
 from rlxf.agents.common.training_env import check_has_env
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
@@ -37,7 +37,6 @@ from rlxf.envs.sb3_vec_env import watch_processes
 from rlxf.envs.step_checks import count_calls
 from rlxf.envs.worker_vec_env import restart_counts
 from rlxf.evaluation.environment import check_not_trained_in
-from rlxf.training import NumericalError
 from rlxf.training.checkpoints import flat_callbacks, load_callback_states
 from rlxf.training.tensorboard import write_hyperparameters, write_layout
 from rlxf.utils.allocator import keep_freed_memory
@@ -109,13 +108,13 @@ class TrainingLoop(ResumableAgent):
 
     @contextmanager
     def _check_rollout(self, envs: RolloutEnvs) -> Iterator[None]:
-        """Check the unread steps of the body, after it or when it raises NumericalError.
+        """Check the unread steps of the body, after it or when it raises an error.
 
-        An invalid observation of an earlier step may be the cause of such an error, and is then raised.
+        An invalid observation of an earlier step may be the cause of the error, and is then raised.
         """
         try:
             yield
-        except NumericalError:
+        except Exception:
             envs.check_rollout(self.rollout_buffer, self.collector.obs)
             raise
         envs.check_rollout(self.rollout_buffer, self.collector.obs)
@@ -146,7 +145,8 @@ class TrainingLoop(ResumableAgent):
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """Update episode statistics as in SB3; several processes exchange them after the rollout."""
         if self.ranks.world_size == 1 or dones is None:
-            super()._update_info_buffer(list(map(episode_info, infos)), dones)
+            ends = np.zeros(len(infos), np.bool_) if dones is None else dones
+            super()._update_info_buffer(episode_infos(infos, ends), dones)
         else:
             self._episodes.record(infos, dones)
 

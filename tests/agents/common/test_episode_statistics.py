@@ -8,6 +8,7 @@ import pytest
 from rlxf.agents.common.episode_statistics import (
     EpisodeStatistics,
     episode_info,
+    episode_infos,
     statistics_from_json,
     statistics_to_json,
     unused_seed,
@@ -40,6 +41,15 @@ def test_an_unknown_success_is_left_out():
 def test_text_is_no_success():
     with pytest.raises(FaultyEnvironmentError, match=r"is_success.* True, False or a number, got 'no'"):
         episode_info({"is_success": "no"})
+
+
+def test_successes_of_steps_that_are_not_done_are_not_read():
+    episode = {"r": 1.0, "l": 2}
+    infos = [{"is_success": "running", "episode": episode}, {"is_success": "running"}, {"is_success": True}]
+    expected = [{"episode": episode}, {}, {"is_success": 1.0}]
+    assert episode_infos(infos, np.array([False, False, True])) == expected
+    with pytest.raises(FaultyEnvironmentError, match="got 'running'"):
+        episode_infos(infos, np.array([False, True, False]))
 
 
 def test_recorded_episodes_are_exchanged_without_values_that_files_cannot_hold():

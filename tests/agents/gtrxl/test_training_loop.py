@@ -98,7 +98,8 @@ class OtherInfos(Scripted):
 
     def step(self, action):
         *results, info = super().step(action)
-        return *results, info | {"episode": self.life, "is_success": np.array([True])}
+        success = np.array([True]) if results[2] or results[3] else "running"
+        return *results, info | {"episode": self.life, "is_success": success}
 
 
 def test_an_entry_episode_of_another_meaning_is_not_logged(tmp_path):
