@@ -12,6 +12,8 @@ from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import RecurrentState, all_within
 from rlxf.attention.token_index import TokenIndex
 
+ADVICE = "begin with `initial_state`"
+
 
 def check_tokens(x: Tensor, index: TokenIndex, width: int) -> None:
     """Raise ValueError unless x is (B, T, C) for the width C and the index, with at least one token."""
@@ -32,9 +34,6 @@ def check_step(x: Tensor, index: TokenIndex, cache: KVCache, width: int) -> None
             f"a step with this cache needs tokens of shape ({rows}, {width}) and an index of shape ({rows}, "
             f"1); got {tuple(x.shape)} and {tuple(index.shape)}"
         )
-
-
-ADVICE = "begin with `initial_state`"
 
 
 @dataclass(frozen=True)

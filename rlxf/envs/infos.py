@@ -61,7 +61,10 @@ def success_of(info: Mapping[str, Any]) -> float | None:
     success = info.get("is_success")
     if success is None:
         return None
-    value = np.asarray(success)
+    try:
+        value = np.asarray(success)
+    except (TypeError, ValueError):  # lists of different lengths, and tensors on an accelerator
+        value = np.asarray(None)
     if value.dtype.kind not in "biuf":
         raise FaultyEnvironmentError(
             f"info['is_success'] of an episode must be True, False or a number, got {success!r}; correct the "

@@ -137,7 +137,7 @@ class PeriodicCallback(BaseCallback):
         """Load a `state`.
 
         Raises:
-            TypeError, ValueError: if a value is not allowed.
+            KeyError, TypeError, ValueError: if a value is missing or not allowed.
         """
         played, has_ended = state["played"], state.get("has_ended", False)
         check_int("played", played, 0, MAX_INT64)

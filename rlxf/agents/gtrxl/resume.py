@@ -24,7 +24,7 @@ from rlxf.training.compat import checkpoint_errors
 from rlxf.training.process_group import ProcessGroup
 from rlxf.training.serialization import arrays_to_tensors, tensors_to_arrays
 from rlxf.training.states import RNG_GROUP, get_rng_states, set_rng_states
-from rlxf.utils.checks import check_int
+from rlxf.utils.checks import MAX_INT64, check_int
 from rlxf.utils.errors import EpisodeLostError
 from rlxf.utils.tensorboard import writes_tensorboard
 
@@ -90,7 +90,11 @@ def restore_generators(archive: Archive, logger: Logger, order: torch.Generator)
     with checkpoint_errors():
         for name, (value, count, excluded) in archive.documents[RUN]["log"].items():
             check_int(f"the number of values of {name!r}", count, 0)
-            logger.name_to_value[name] = float.fromhex(value) if isinstance(value, str) else int(value)
+            if isinstance(value, str):
+                value = float.fromhex(value)
+            else:
+                check_int(f"the value of {name!r}", value, -MAX_INT64, MAX_INT64)
+            logger.name_to_value[name] = value
             logger.name_to_count[name] = count
             logger.name_to_excluded[name] = tuple(excluded)
         order.set_state(archive.tensors[RNG_GROUP]["order"])

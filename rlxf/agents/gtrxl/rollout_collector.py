@@ -274,8 +274,8 @@ class RolloutCollector:
 
         Raises:
             KeyError: if a tensor is missing.
-            ValueError: if a tensor has a different dtype or number of axes, or the state of a recurrent layer
-                a different shape, or is not finite.
+            ValueError: if a tensor has a different dtype or shape, or the state of a recurrent layer is not
+                finite.
         """
         self.reset(obs_from_named("obs", {name: tensor.numpy() for name, tensor in state.items()}))
         _check_form(state, self.state_dict())
@@ -301,16 +301,17 @@ class RolloutCollector:
 def _check_form(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raise ValueError if a stored tensor cannot take the place of the collector's own one.
 
-    The lengths of memories differ; those of tensors with one axis are the number of environments.
+    The steps before the rollout, ``past``, may be more or fewer.
     """
+    steps = stored["past.previous"].shape[1:2]
     for name, place in own.items():
-        tensor = stored[name]
-        shapes = tensor.shape, place.shape
-        fits = shapes[0] == shapes[1] if place.ndim == 1 else tensor.ndim == place.ndim
-        if tensor.dtype != place.dtype or not fits:
+        tensor, shape = stored[name], tuple(place.shape)
+        if name.startswith("past."):
+            shape = (shape[0], *steps, *shape[2:])
+        if tensor.dtype != place.dtype or tensor.shape != shape:
             raise ValueError(
-                f"the state {name!r} is {tensor.dtype} of shape {tuple(shapes[0])}, not {place.dtype} of "
-                f"shape {tuple(shapes[1])}"
+                f"the state {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {place.dtype} of "
+                f"shape {shape}"
             )
 
 

@@ -38,9 +38,10 @@ def test_an_unknown_success_is_left_out():
     assert episode_info({"is_success": None}) == {}
 
 
-def test_text_is_no_success():
-    with pytest.raises(FaultyEnvironmentError, match=r"is_success.* True, False or a number, got 'no'"):
-        episode_info({"is_success": "no"})
+@pytest.mark.parametrize("success", ["no", [[1], [2, 3]]])
+def test_other_values_are_no_success(success):
+    with pytest.raises(FaultyEnvironmentError, match=r"is_success.* True, False or a number, got "):
+        episode_info({"is_success": success})
 
 
 def test_successes_of_steps_that_are_not_done_are_not_read():

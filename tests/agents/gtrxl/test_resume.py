@@ -432,7 +432,7 @@ def test_checkpoint_can_be_loaded(tmp_path):
         begin(lively).learn(TOTAL, resume_from=file)
 
 
-@pytest.mark.parametrize("pending", [[1, "2", []], [[1], 2, []], [None, 2, []]])
+@pytest.mark.parametrize("pending", [[1, "2", []], [[1], 2, []], [None, 2, []], [1.5, 2, []]])
 def test_pending_log_values_that_are_no_numbers_are_refused(tmp_path, pending):
     cut_off(tmp_path, lively, 1)
     archive = read_archive(CheckpointFolder(tmp_path).newest())

@@ -88,7 +88,10 @@ def test_incomplete_state_is_an_error():
         ("position", torch.Tensor.double),
         ("memory.hidden", torch.Tensor.double),
         ("memory.hidden", torch.Tensor.flatten),
+        ("memory.hidden", lambda tensor: tensor[:1]),
+        ("action", lambda tensor: tensor[:, :1]),
         ("past.previous", torch.Tensor.long),
+        ("past.previous", lambda tensor: tensor[..., :1]),
     ],
 )
 def test_state_of_another_form_is_an_error(name, change):
