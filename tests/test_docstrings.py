@@ -54,7 +54,6 @@ FOREIGN_NAMES = {
     *(
         "JaxToTorch",
         "NumpyToTorch",
-        "VectorWrapper",
         "final_observation",
         "ManiSkillVectorEnv",
     ),  # Gymnasium and ManiSkill
