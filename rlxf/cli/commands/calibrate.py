@@ -30,7 +30,7 @@ DEFAULT_EPISODES = 100
 class Calibrate(Command):
     """Calibrate the early-exit threshold of the agent of a run.
 
-    The threshold is saved in checkpoint.zip and, if it exists, best.zip.
+    The threshold is saved in checkpoint.zip and, if they exist, best.zip and best-validation.zip.
 
     The core must have depth CALM, e.g. from "rlxf train gtrxl --core.depth calm --core.layers 4". The risk is
     the fraction of an episode's steps in which the most likely action differs from that of the full-depth
@@ -40,9 +40,9 @@ class Calibrate(Command):
     of its task; a Decision Transformer reads a dataset.
 
     Confidence thresholds are tested from the safest to the least safe, until one fails. The last one that
-    passed is saved. The last and the best checkpoint are calibrated separately. "rlxf evaluate" then uses the
-    threshold, and logs the mean number of layers as eval/mean_depth. Further training resets the threshold,
-    because it is valid only for these weights.
+    passed is saved. Each checkpoint is calibrated separately. "rlxf evaluate" then uses the threshold, and
+    logs the mean number of layers as eval/mean_depth. Further training resets the threshold, because it is
+    valid only for these weights.
 
     Example: rlxf calibrate runs/tmaze-calm --alpha 0.05 --episodes 200
     """
