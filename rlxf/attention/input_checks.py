@@ -1,4 +1,4 @@
-"""Checks of tokens and memory states that are passed to a transformer."""
+"""Checks of steps and memory states that are passed to a transformer."""
 
 import math
 from collections.abc import Callable
@@ -13,15 +13,6 @@ from rlxf.attention.recurrent.base import RecurrentState, all_within
 from rlxf.attention.token_index import TokenIndex
 
 ADVICE = "begin with `initial_state`"
-
-
-def check_tokens(x: Tensor, index: TokenIndex, width: int) -> None:
-    """Raise ValueError unless x is (B, T, C) for the width C and the index, with at least one token."""
-    if x.dim() != 3 or x.shape[2] != width or x.shape[:2] != index.shape or not x.numel():
-        raise ValueError(
-            f"tokens must have shape (B, T, {width}) with at least one token, and the index must have shape "
-            f"(B, T); got {tuple(x.shape)} and {tuple(index.shape)}"
-        )
 
 
 def check_step(x: Tensor, index: TokenIndex, cache: KVCache, width: int) -> None:

@@ -11,14 +11,14 @@ from rlxf.attention.attention import LayerCache
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
-from rlxf.attention.input_checks import check_step, check_tokens
+from rlxf.attention.input_checks import check_step
 from rlxf.attention.layer_stack import SegmentStack
 from rlxf.attention.memory.base import State, extend_masks
 from rlxf.attention.recurrent.base import RecurrentState
 from rlxf.attention.relative import DistanceTables
 from rlxf.attention.segments import EpisodeSegments, Memories, SegmentedCache, TokenGroupMask, segment_keys
 from rlxf.attention.technique import SpecView
-from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex
+from rlxf.attention.token_index import EMPTY, MISSING, TokenIndex, check_tokens
 from rlxf.attention.transformer import Transformer
 
 

@@ -370,3 +370,12 @@ class PositionBlocks:
         of_token = slots.new_full((batch, tokens + 1), count).scatter_(1, slots, number)[:, :-1]
         shape = (*of_blocks.shape[:3], tokens)
         return F.pad(of_blocks, (0, 1)).gather(-1, of_token[:, None, None].expand(shape))
+
+
+def check_tokens(x: Tensor, index: TokenIndex, width: int) -> None:
+    """Raise ValueError unless x is (B, T, C) for the width C and the index, with at least one token."""
+    if x.dim() != 3 or x.shape[2] != width or x.shape[:2] != index.shape or not x.numel():
+        raise ValueError(
+            f"tokens must have shape (B, T, {width}) with at least one token, and the index must have shape "
+            f"(B, T); got {tuple(x.shape)} and {tuple(index.shape)}"
+        )

@@ -11,12 +11,12 @@ from torch import Tensor
 from rlxf.attention.cache import Context, KVCache
 from rlxf.attention.depth.base import ConfidenceFn, ExitOutputs
 from rlxf.attention.fused_step import FusedStep, NoFusedStep, build_fused_step
-from rlxf.attention.input_checks import StateLayout, check_finite, check_step, check_tokens
+from rlxf.attention.input_checks import StateLayout, check_finite, check_step
 from rlxf.attention.layer_stack import LayerStack, SegmentStack, StepStack, discarded_inputs
 from rlxf.attention.layers import RecurrentKernelLayer, recurrent_cache
 from rlxf.attention.memory.base import State
 from rlxf.attention.recurrent.base import RecurrentPasses, RecurrentState
-from rlxf.attention.token_index import TokenIndex
+from rlxf.attention.token_index import TokenIndex, check_tokens
 from rlxf.attention.transformer_layers import TransformerLayers
 
 

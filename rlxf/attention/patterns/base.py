@@ -8,16 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.patterns.options import (
-    ByLayer,
-    check_has_layers,
-    checked_by_layer,
-    number_in_layer,
-    numbers_by_layer,
-)
 from rlxf.attention.technique import SpecView, Technique, drop_outdated
 from rlxf.attention.token_index import TokenIndex
-from rlxf.utils.checks import MAX_INT
+from rlxf.utils.checks import MAX_INT, check_int
 from rlxf.utils.errors import CompilationError
 
 UNLIMITED = 2**62
@@ -31,6 +24,10 @@ RULES = frozenset({"mask_mod", "block_mask_mod"})
 """Methods that define the rule of a pattern."""
 SHORTCUTS = ("sees_all", "sees_nearest", "shift_period", "candidate_keys", "within")
 """Attributes of a pattern with which its rule need not be evaluated."""
+
+
+ByLayer = int | tuple[int, ...]
+"""Option with one number for all layers, or with a tuple of numbers that repeats over the layers."""
 
 
 class NoGlobalTokens(nn.Module):
@@ -310,6 +307,53 @@ class Window(Pattern):
     def within(self, distance: int) -> Pattern:
         sizes = tuple(min(size, distance + 1) for size in numbers_by_layer(self.size))
         return replace(self, size=sizes[0] if len(set(sizes)) == 1 else sizes)
+
+
+def numbers_by_layer(value: ByLayer) -> tuple[int, ...]:
+    """Return the numbers that repeat over the layers."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def number_in_layer(value: ByLayer, layer: int) -> int:
+    """Return the number of layer 0, 1, ..."""
+    numbers = numbers_by_layer(value)
+    return numbers[layer % len(numbers)]
+
+
+def checked_by_layer(name: str, value: Any, least: int = 1, most: int = MAX_INT) -> ByLayer:
+    """Return an option of type `ByLayer` after checks of its numbers; a list from JSON becomes a tuple.
+
+    Raises:
+        TypeError: if a number is not an int.
+        ValueError: if a number is out of range, or there is none.
+    """
+    if not isinstance(value, list | tuple):
+        check_int(name, value, least, most)
+        return int(value)
+    if not value:
+        raise ValueError(f"{name} must be a number or a tuple of numbers, one for each layer, got {value}")
+    for number in value:
+        check_int(name, number, least, most)
+    return tuple(value)
+
+
+def check_has_layers(pattern: Pattern, name: str, value: ByLayer, choices: SpecView) -> None:
+    """Raise ValueError if an option has more numbers than the transformer has layers."""
+    number = len(numbers_by_layer(value))
+    if number > choices.layers:
+        raise ValueError(
+            f"{pattern} has {number} values of {name}, and the transformer has layers={choices.layers}; give "
+            f"at most one value for each layer, or set layers={number}"
+        )
+
+
+def check_fits_heads(pattern: Pattern, name: str, number: int, heads: int) -> None:
+    """Raise ValueError if an option has more entries for heads than there are ``heads``."""
+    if number > heads:
+        raise ValueError(
+            f"{pattern} has {number} {name} for {heads} heads, and does not use all of them; give at most "
+            f"{heads}, or the transformer more heads"
+        )
 
 
 class BlockPattern(Pattern):

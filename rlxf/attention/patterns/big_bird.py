@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern
+from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern, check_fits_heads
 from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
-from rlxf.attention.patterns.options import check_fits_heads
 from rlxf.attention.sparse.plan import ENTRY_BYTES, LRUCache
 from rlxf.attention.technique import SpecView, layer_seed
 from rlxf.utils.checks import check_choice, check_int, check_seed, is_tuple_or_list

@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import BlockPattern, Pattern
-from rlxf.attention.patterns.options import check_fits_heads
+from rlxf.attention.patterns.base import BlockPattern, Pattern, check_fits_heads
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_int, is_tuple_or_list
 

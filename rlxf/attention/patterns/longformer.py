@@ -5,15 +5,15 @@ from functools import reduce
 from operator import or_
 from typing import ClassVar
 
-from rlxf.attention.patterns.base import Pattern
-from rlxf.attention.patterns.global_tokens import GlobalTokens
-from rlxf.attention.patterns.options import (
+from rlxf.attention.patterns.base import (
     ByLayer,
+    Pattern,
     check_has_layers,
     checked_by_layer,
     number_in_layer,
     numbers_by_layer,
 )
+from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.patterns.window import Dilated, check_plain_heads
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_int

@@ -6,8 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlxf.attention.patterns.base import GROUP_SIZE, Pattern, Window, positions_near
-from rlxf.attention.patterns.options import ByLayer, numbers_by_layer
+from rlxf.attention.patterns.base import (
+    GROUP_SIZE,
+    ByLayer,
+    Pattern,
+    Window,
+    numbers_by_layer,
+    positions_near,
+)
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_int
 
