@@ -83,7 +83,7 @@ def edit_metadata(dataset, old, new):
 def test_formats_other_than_hdf5_are_refused(minari_root):
     dataset = record_random()
     edit_metadata(dataset, '"hdf5"', '"arrow"')
-    with pytest.raises(DatasetError, match=r"stored as arrow; only hdf5 is supported"):
+    with pytest.raises(DatasetError, match=r"stored as 'arrow'; only hdf5 is supported"):
         open_source(dataset)
 
 

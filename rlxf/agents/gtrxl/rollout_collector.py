@@ -301,10 +301,13 @@ class RolloutCollector:
 def _check_form(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raise ValueError if a stored tensor cannot take the place of the collector's own one.
 
-    The steps before the rollout, ``past``, may be more or fewer.
+    The steps before the rollout, ``past``, may be more or fewer. States of recurrent layers are checked by
+    `Transformer.recurrent_fault`.
     """
     steps = stored["past.previous"].shape[1:2]
     for name, place in own.items():
+        if name.startswith(RECURRENT):
+            continue
         tensor, shape = stored[name], tuple(place.shape)
         if name.startswith("past."):
             shape = (shape[0], *steps, *shape[2:])

@@ -175,7 +175,7 @@ class Spoiled(Tensors):
     def step(self, actions: Any) -> Any:
         obs, rewards, *rest = super().step(actions)
         self.steps += 1
-        if self.steps == 3:
+        if self.steps == 2:
             {"observation": obs, "reward": rewards}[self.what][1] = torch.nan
         return obs, rewards, *rest
 
@@ -184,7 +184,7 @@ class Spoiled(Tensors):
 def test_nan_is_reported_with_environment_and_step(what):
     env = Spoiled(scripted(NEXT))
     env.what = what
-    with pytest.raises(FaultyEnvironmentError, match=f"{what} of environment 1 is not finite at its step 3"):
+    with pytest.raises(FaultyEnvironmentError, match=f"{what} of environment 1 is not finite at its step 2"):
         small_agent(env).learn(48)
 
 
