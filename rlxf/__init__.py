@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from rlxf.utils.lazy_names import lazy_attributes, modules_by_name
+
 if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
     from rlxf.agents.decision_transformer import DecisionTransformer
     from rlxf.agents.gtrxl import GTrXLPPO
@@ -23,18 +25,6 @@ if TYPE_CHECKING:  # so that editors and type checkers know the lazy names
 
 __version__ = version("rlxf")
 
-_MODULE_OF = {
-    "GTrXLPPO": "rlxf.agents.gtrxl",
-    "DecisionTransformer": "rlxf.agents.decision_transformer",
-    "BehaviorCloning": "rlxf.agents.mlp",
-    "ReturnConditionedMLP": "rlxf.agents.mlp",
-    "TransformerSpec": "rlxf.attention",
-    "evaluate": "rlxf.evaluation",
-    "estimate_return": "rlxf.off_policy_evaluation",
-    "collect": "rlxf.collection",
-    "import_sb3": "rlxf.agents.sb3",
-}
-
 __all__ = [
     "GTrXLPPO",
     "DecisionTransformer",
@@ -46,6 +36,19 @@ __all__ = [
     "collect",
     "import_sb3",
 ]
+
+_MODULES = modules_by_name(
+    {
+        "rlxf.agents.gtrxl": ("GTrXLPPO",),
+        "rlxf.agents.decision_transformer": ("DecisionTransformer",),
+        "rlxf.agents.mlp": ("BehaviorCloning", "ReturnConditionedMLP"),
+        "rlxf.attention": ("TransformerSpec",),
+        "rlxf.evaluation": ("evaluate",),
+        "rlxf.off_policy_evaluation": ("estimate_return",),
+        "rlxf.collection": ("collect",),
+        "rlxf.agents.sb3": ("import_sb3",),
+    }
+)
 
 
 def exit_on_interrupt(*_: object) -> None:
@@ -61,17 +64,5 @@ if _is_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 import_module("rlxf.envs")  # registers the environments; this imports Gymnasium, which takes a second
 
-
-def __getattr__(name: str) -> object:
-    """Return the public object ``name``, imported from its module on first use (PEP 562)."""
-    if name not in _MODULE_OF:
-        raise AttributeError(
-            f"module 'rlxf' has no attribute {name!r}; its public names are {', '.join(_MODULE_OF)}"
-        )
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+if not TYPE_CHECKING:  # so that type checkers report unknown names
+    __getattr__, __dir__ = lazy_attributes(globals(), _MODULES)

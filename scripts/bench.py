@@ -26,6 +26,7 @@ from benchmarks.offline_ablation import OfflineAblation
 from benchmarks.offline_updates import OfflineUpdates
 from benchmarks.online import Online
 from benchmarks.phases import Phases
+from benchmarks.precision import UpdatePrecision
 from benchmarks.pretraining import Pretraining
 from benchmarks.products import Products
 from benchmarks.ranking import Ranking
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Any] = {
     "phases": Phases,
     "tensors": Tensors,
     "products": Products,
+    "precision": UpdatePrecision,
     "acting": Acting,
     "attention": Attention,
     "learning": Learning,

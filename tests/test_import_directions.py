@@ -6,7 +6,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from rlxf import _MODULE_OF
+from rlxf import _MODULES
 from rlxf.cli.commands import COMMANDS as COMMAND_TABLE
 from tests.sources import imported, parsed
 
@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "envs",
         "evaluation",
         "off_policy_evaluation",
+        "utils",
     },  # rlxf/__init__.py with the public names
 }
 COMMANDS = {home.partition(":")[0] for home in COMMAND_TABLE.values()}
@@ -71,8 +72,8 @@ SOURCES = {module_name(path): tree for path, tree in parsed("rlxf").items()}
 def target(name: str) -> str:
     """Return the module that an import of ``name`` loads; for a lazy public name, its module."""
     head, _, last = name.rpartition(".")
-    if head == "rlxf" and last in _MODULE_OF:
-        return _MODULE_OF[last]
+    if head == "rlxf" and last in _MODULES:
+        return _MODULES[last]
     return name if name in SOURCES else head
 
 

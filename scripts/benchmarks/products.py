@@ -39,12 +39,11 @@ class Work:
     call: Callable[[], object]
     count: float
 
-    def milliseconds(self, onednn: bool) -> float:
-        """Return the CPU time of one part with the products of oneDNN or of MKL."""
-        with patch(USED, lambda: onednn):
-            start = time.process_time()
-            self.call()
-            return 1000 * (time.process_time() - start) / self.count
+    def milliseconds(self) -> float:
+        """Return the CPU time of one part."""
+        start = time.process_time()
+        self.call()
+        return 1000 * (time.process_time() - start) / self.count
 
 
 @dataclass
@@ -86,9 +85,15 @@ class Products:
 
     def measure(self, work: Work) -> tuple[float, float]:
         """Return the milliseconds of a part with MKL and with oneDNN."""
-        rounds = [[work.milliseconds(onednn) for onednn in (False, True)] for _ in range(1 + self.rounds)]
+        rounds = [[with_library(onednn, work) for onednn in (False, True)] for _ in range(1 + self.rounds)]
         mkl, onednn = zip(*rounds[1:], strict=True)
         return min(mkl), min(onednn)
+
+
+def with_library(onednn: bool, work: Work) -> float:
+    """Return the milliseconds of a part with the products of oneDNN or of MKL."""
+    with patch(USED, lambda: onednn):
+        return work.milliseconds()
 
 
 def minibatches(name: str, env_id: str, shape: Shape, **options: Any) -> Work:

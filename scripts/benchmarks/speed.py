@@ -21,6 +21,7 @@ from benchmarks.machine import machine
 from benchmarks.operations import matrix_rate, steps_per_second_at_most, torch_matrix_rate
 from benchmarks.shapes import SMALL, Shape, cleanrl_shape
 from benchmarks.throughput import iteration_rates
+from rlxf.agents.common.precision import Precision
 from rlxf.envs.make import make_vec_env
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlxf" / "cleanrl-venv"
@@ -97,7 +98,9 @@ class Speed:
     acting_steps: tuple[int, ...] = (10, 100, 1_000, 10_000)
     """Steps of an episode at which an acting step is timed."""
     compile: bool = False
-    """Compile the acting step of GTrXLPPO on the CPU; on a GPU, it is always captured, and so are updates."""
+    """Compile acting steps and updates of GTrXLPPO on the CPU; on a GPU, they are always captured."""
+    precision: Precision = "float32"
+    """Precision of the updates of GTrXLPPO; upper bounds are those of float32 in any case."""
     device: str = "cpu"
     """Device of all programs: cpu or cuda."""
     output: Path = Path("runs/bench-speed.json")
@@ -106,7 +109,11 @@ class Speed:
     def run(self) -> None:
         """Measure, print the tables, write the numbers."""
         before = matrix_rate(self.device)
-        own: dict[str, Any] = {"device": self.device, "compile": self.compile}
+        own: dict[str, Any] = {
+            "device": self.device,
+            "compile": self.compile,
+            "precision": self.precision,
+        }
         small = compare_recurrent_ppo(self.iterations, **own)
         theirs, peak = self.cleanrl_rows()
         rows = [*small, *theirs, *at_cleanrl_shape(self.iterations, tuple(theirs), **own)]
@@ -143,8 +150,14 @@ class Speed:
         console.print(f"numbers: {self.output}")
 
 
-def compare_recurrent_ppo(iterations: int, device: str, compile: bool) -> list[Row]:
-    """Measure RecurrentPPO and GTrXLPPO on the T-Maze."""
+def compare_recurrent_ppo(iterations: int, device: str, **own: Any) -> list[Row]:
+    """Measure RecurrentPPO and GTrXLPPO on the T-Maze.
+
+    Args:
+        iterations: timed iterations.
+        device: device of both programs.
+        own: further arguments of GTrXLPPO.
+    """
     theirs = []
     # RecurrentPPO runs first, as GTrXLPPO makes torch flush denormal numbers in the whole process.
     for minibatch in MINIBATCHES:
@@ -152,19 +165,18 @@ def compare_recurrent_ppo(iterations: int, device: str, compile: bool) -> list[R
         agent = recurrent_ppo(env, shape, seed=0, device=device)
         rates = iteration_rates(agent, iterations)
         theirs.append(Row(f"RecurrentPPO, minibatch {minibatch}", "LSTM of 64", rates))
-    gtrxl = gtrxl_agents.gtrxl_ppo(
-        make_vec_env(TMAZE, SMALL.envs, seed=0), SMALL, seed=0, device=device, compile=compile
-    )
+    env = make_vec_env(TMAZE, SMALL.envs, seed=0)
+    gtrxl = gtrxl_agents.gtrxl_ppo(env, SMALL, seed=0, device=device, **own)
     rates = iteration_rates(gtrxl, iterations)
     return [*theirs, Row("GTrXLPPO", "2 layers of 64, gated", rates, SMALL, tuple(theirs))]
 
 
-def at_cleanrl_shape(iterations: int, peers: tuple[Row, ...], device: str, compile: bool) -> list[Row]:
-    """Measure GTrXLPPO with the sizes of ppo_trxl.py, on the same task."""
+def at_cleanrl_shape(iterations: int, peers: tuple[Row, ...], **own: Any) -> list[Row]:
+    """Measure GTrXLPPO with the sizes of ppo_trxl.py and arguments ``own``, on the same task."""
     rows = []
     for name, shape in (("plain", PLAIN), ("gated", GATED)):
         env = make_vec_env(LIGHT, shape.envs, seed=0)
-        agent = gtrxl_agents.gtrxl_ppo(env, shape, seed=0, device=device, compile=compile)
+        agent = gtrxl_agents.gtrxl_ppo(env, shape, seed=0, **own)
         rates = iteration_rates(agent, iterations)
         rows.append(Row("GTrXLPPO", f"3 layers of 384, {name}", rates, shape, peers))
     return rows
@@ -183,11 +195,9 @@ def rollout_bytes(device: str) -> dict[str, dict[str, int]]:
     }
 
 
-def acting_cost(envs: int, steps: Sequence[int], device: str, compile: bool) -> dict[int, float]:
+def acting_cost(envs: int, steps: Sequence[int], **own: Any) -> dict[int, float]:
     """Return the milliseconds of an acting step of the small agent at each of ``steps`` of an episode."""
-    agent = gtrxl_agents.gtrxl_ppo(
-        make_vec_env(TMAZE, 1, seed=0), SMALL, seed=0, device=device, compile=compile
-    )
+    agent = gtrxl_agents.gtrxl_ppo(make_vec_env(TMAZE, 1, seed=0), SMALL, seed=0, **own)
     return acting_milliseconds(agent, envs, steps)
 
 
