@@ -36,7 +36,7 @@ KEEP = 3
 """Default number of checkpoints that are kept."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class CheckpointFolder:
     """Folder of checkpoints that are named by their number of steps: ``step-000000012000.zip``.
 
@@ -50,11 +50,11 @@ class CheckpointFolder:
     """
 
     path: Path
-    keep: int = KEEP
+    keep: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))  # a string is accepted
-        object.__setattr__(self, "keep", as_whole_number("keep", self.keep))
+    def __init__(self, path: str | os.PathLike[str], keep: int = KEEP):
+        object.__setattr__(self, "path", Path(path))
+        object.__setattr__(self, "keep", as_whole_number("keep", keep))
 
     def __fspath__(self) -> str:
         """Return the path of the folder, which ``learn(steps, resume_from=folder)`` accepts."""
@@ -257,7 +257,7 @@ class CheckpointWriter(BaseCallback):
         super().__init__()
         if not every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {every_seconds}")
-        self.folder = folder if isinstance(folder, CheckpointFolder) else CheckpointFolder(Path(folder))
+        self.folder = folder if isinstance(folder, CheckpointFolder) else CheckpointFolder(folder)
         self.every_seconds = every_seconds
         self.stateful = dict(stateful or {})
         self.stop = stop or StopRequest()

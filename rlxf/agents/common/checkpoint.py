@@ -264,7 +264,7 @@ def newest_checkpoint_file(path: str | os.PathLike[str]) -> Path:
     Raises:
         FileNotFoundError: if the folder has no complete file.
     """
-    return CheckpointFolder(Path(path)).newest() if Path(path).is_dir() else Path(path)
+    return CheckpointFolder(path).newest() if Path(path).is_dir() else Path(path)
 
 
 def check_resumable(archive: Archive, path: Path) -> None:
