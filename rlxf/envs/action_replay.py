@@ -25,18 +25,26 @@ _BYTES_OF: dict[type, Callable[[Any], bytes]] = {
 
 
 class _ResultHash:
-    """Hash of the results of an episode; in contrast to an object of hashlib, deepcopy copies it."""
+    """Hash of the results of an episode; in contrast to an object of hashlib, deepcopy copies it.
+
+    It can be pickled, too, but the result is unknown afterwards, as objects of hashlib cannot be pickled.
+    """
 
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hash: hashlib.blake2b | None = hashlib.blake2b(digest_size=16)
+
+    def __reduce__(self) -> Any:
+        return type(self), (), {"_hash": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_ResultHash":
         copied = _ResultHash()
-        copied._hash = self._hash.copy()
+        copied._hash = None if self._hash is None else self._hash.copy()
         return copied
 
     def update(self, *values: Any) -> None:
         """Add observations, rewards and flags, also nested ones."""
+        if self._hash is None:
+            return
         for value in values:
             if (to_bytes := _BYTES_OF.get(type(value))) is not None:
                 self._hash.update(to_bytes(value))
@@ -47,9 +55,9 @@ class _ResultHash:
             else:
                 self._hash.update(value.encode() if isinstance(value, str) else np.asarray(value).tobytes())
 
-    def hexdigest(self) -> str:
-        """Return the hash as hexadecimal digits."""
-        return self._hash.hexdigest()
+    def hexdigest(self) -> str | None:
+        """Return the hash as hexadecimal digits; None after pickling."""
+        return None if self._hash is None else self._hash.hexdigest()
 
 
 class ActionReplay(TransparentWrapper):
@@ -108,10 +116,12 @@ class ActionReplay(TransparentWrapper):
             return {"lost": f"{self} was reset with options, or not at all"}
         if len(self._actions) > MAX_RECORDED_STEPS:
             return {"lost": f"an episode of {self} is longer than {MAX_RECORDED_STEPS:,} steps"}
+        if (digest := self._hash.hexdigest()) is None:
+            return {"lost": f"{self} was pickled during its episode"}
         record = {
             "seed": self._seed,
             "number": self._episode,
-            "hash": self._hash.hexdigest(),
+            "hash": digest,
             "actions": np.array(self._actions),
         }
         return record if self._state is None else record | {"state": self._state}

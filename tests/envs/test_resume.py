@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pickle
 import signal
 from contextlib import closing, contextmanager
 from functools import partial
@@ -130,6 +131,22 @@ def test_a_copy_in_an_episode_continues_it_alone():
     for each in (env, copied):
         each.step(np.array([1, 1]))
     for record, expected in zip(copied.env_method("record"), env.env_method("record"), strict=True):
+        np.testing.assert_equal(record, expected)
+        assert cartpole().replay(record) is None
+
+
+def test_pickled_environments_continue_the_episode_and_can_be_replayed_from_the_next():
+    env = make_vec_env("CartPole-v1", 2, seed=0)
+    env.reset()
+    env.step(np.array([0, 1]))
+    unpickled = pickle.loads(pickle.dumps(env))  # noqa: S301
+    steps = [each.step(np.array([1, 1]))[0] for each in (env, unpickled)]
+    np.testing.assert_equal(*steps)
+    assert all("was pickled" in record["lost"] for record in unpickled.env_method("record"))
+    for each in (env, unpickled):
+        each.env_method("reset")
+        each.step(np.array([1, 0]))
+    for record, expected in zip(unpickled.env_method("record"), env.env_method("record"), strict=True):
         np.testing.assert_equal(record, expected)
         assert cartpole().replay(record) is None
 

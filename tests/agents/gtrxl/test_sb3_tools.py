@@ -1,6 +1,8 @@
 """Unmodified tools of Stable-Baselines3 work with the agent."""
 
+import copy
 import csv
+import pickle
 import warnings
 from dataclasses import replace
 
@@ -21,6 +23,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import rlxf.envs
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl.training_algorithm import PolicyUpdate
 from rlxf.envs.tensor_vec_env import as_vec_env
@@ -429,3 +432,14 @@ def test_a_truncation_without_last_observation_is_named():
         FaultyEnvironmentError, match=r"environment 0 reports a truncation at step \d+ without"
     ):
         small_agent(WithoutLastObservations(env), n_envs=2).learn(2 * 16)
+
+
+def test_pickled_agents_continue_like_copies_as_those_of_sb3():
+    """Libraries for parallel computation pickle an agent with its environments, in the middle of episodes."""
+    agent = small_agent(rlxf.envs.make_vec_env("CartPole-v1", 3, seed=0)).learn(2 * ROLLOUT)
+    weights = []
+    for copied in (copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))):  # noqa: S301
+        torch.manual_seed(0)
+        weights.append(parameters(copied.learn(2 * ROLLOUT, reset_num_timesteps=False)))
+    assert same(*weights)
+    assert not same(weights[0], parameters(agent))
