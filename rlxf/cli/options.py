@@ -177,8 +177,9 @@ Device = Annotated[
 PrecisionOption = Annotated[
     Literal["float32", "bf16-mixed"],
     arg(
-        help='Precision of updates. "bf16-mixed" computes matrix products in bfloat16, which is faster on '
-        "recent GPUs and CPUs. Weights, optimizer, losses and acting stay float32."
+        help='Precision of updates. "bf16-mixed" computes matrix products in bfloat16, which is faster for '
+        "wide networks on processors with instructions for it. Weights, optimizer, losses and acting stay "
+        "float32."
     ),
 ]
 """Option of all commands that train."""

@@ -72,6 +72,9 @@ class ActionReplay(TransparentWrapper):
     ``load_persistent_state(state)`` restores it before the reset of a replay. Without these methods, `replay`
     reports that the observations differ. A reset raises TypeError or ValueError if the state is not JSON.
 
+    An episode in which the wrapper was pickled cannot be replayed from the result of unpickling; later
+    episodes can.
+
     Args:
         env: the environment, with all wrappers that change observations.
     """

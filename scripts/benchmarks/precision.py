@@ -40,8 +40,8 @@ class UpdatePrecision:
         torch.set_num_threads(1)
         table = Table("part", *(f"{each}, ms" for each in PRECISIONS), "ratio", title=instructions())
         for part in self.parts():
-            name, (whole, mixed) = self.measure(part)
-            table.add_row(name, f"{whole:.1f}", f"{mixed:.1f}", f"{whole / mixed:.2f}")
+            name, (float32, mixed) = self.measure(part)
+            table.add_row(name, f"{float32:.1f}", f"{mixed:.1f}", f"{float32 / mixed:.2f}")
         Console(width=120).print(table)
 
     def parts(self) -> list[Part]:
@@ -69,8 +69,8 @@ class UpdatePrecision:
         """Return the name of a part and its milliseconds in both precisions."""
         works = [part(precision=precision) for precision in PRECISIONS]
         rounds = [[work.milliseconds() for work in works] for _ in range(1 + self.rounds)]
-        whole, mixed = map(min, zip(*rounds[1:], strict=True))
-        return works[0].name, (whole, mixed)
+        float32, mixed = map(min, zip(*rounds[1:], strict=True))
+        return works[0].name, (float32, mixed)
 
 
 def instructions() -> str:

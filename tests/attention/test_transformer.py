@@ -46,18 +46,22 @@ def with_axis(*axes):
 
 @with_axis("position", "kernel", "pattern")
 def test_autocast_with_sink_logits(spec):
-    check_autocast(replace(spec, kernel=SinkSoftmax()))
+    check_autocast(replace(spec, kernel=SinkSoftmax()), torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @with_axis("position", "kernel", "pattern", "residual", "recurrence")
-def test_autocast(spec):
-    check_autocast(spec)
+def test_autocast(spec, dtype):
+    check_autocast(spec, dtype)
 
 
-def check_autocast(spec):
-    """Products are computed in bfloat16 and sums in float32, which later operations mix."""
+def check_autocast(spec, dtype):
+    """Products are computed in bfloat16 and sums in float32, which later operations mix.
+
+    The input is in bfloat16 if it is the output of another layer.
+    """
     model = new_model(spec)
-    x = RUN.x.clone().requires_grad_()
+    x = RUN.x.detach().to(dtype, copy=True).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         y = model(x, RUN.index)[0]
     y.float().square().sum().backward()

@@ -142,13 +142,15 @@ def test_pickled_environments_continue_the_episode_and_can_be_replayed_from_the_
     unpickled = pickle.loads(pickle.dumps(env))  # noqa: S301
     steps = [each.step(np.array([1, 1]))[0] for each in (env, unpickled)]
     np.testing.assert_equal(*steps)
-    assert all("was pickled" in record["lost"] for record in unpickled.env_method("record"))
+    for each in (unpickled, copy.deepcopy(unpickled)):
+        assert all("was pickled" in record["lost"] for record in each.env_method("record"))
     for each in (env, unpickled):
         each.env_method("reset")
         each.step(np.array([1, 0]))
     for record, expected in zip(unpickled.env_method("record"), env.env_method("record"), strict=True):
         np.testing.assert_equal(record, expected)
         assert cartpole().replay(record) is None
+        assert unpickled.env_method("replay", record, indices=0) == [None]
 
 
 def test_reset_with_options_and_long_episodes_are_not_replayable(monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from stable_baselines3.common.utils import get_system_info
 
+from rlxf.agents.common.torch_settings import check_defaults
 from rlxf.utils.checks import MAX_INT64, as_whole_number
 from rlxf.utils.dtypes import to_builtin
 from rlxf.utils.names import did_you_mean
@@ -102,7 +103,9 @@ def check_device(device: torch.device | str) -> None:
 
     Raises:
         ValueError: if torch does not support the device, or the GPU does not exist.
+        RuntimeError: if torch makes new tensors on an accelerator by default, or not in float32.
     """
+    check_defaults()
     if device == "auto":
         return
     try:

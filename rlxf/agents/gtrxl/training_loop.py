@@ -20,6 +20,7 @@ from rlxf.agents.common.environment_checks import (
 )
 from rlxf.agents.common.episode_statistics import EpisodeStatistics, episode_infos
 from rlxf.agents.common.numerics import check_parameters
+from rlxf.agents.common.torch_settings import check_gradients_enabled
 from rlxf.agents.common.training_env import check_has_env
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
 from rlxf.agents.gtrxl import resume
@@ -159,6 +160,7 @@ class TrainingLoop(ResumableAgent):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         """Prepare training as in SB3; also check the first observations and log hyperparameters."""
+        check_gradients_enabled()
         check_no_datastore(self.datastore, TRAINING_REASON)
         check_parameters(self.policy)
         assert self.env is not None

@@ -111,7 +111,7 @@ class GRUGateModule(Gate):
         w_rz, w_g = F.linear(cast(flat_y), cast(self.w)).split([2 * width, width], dim=-1)
         r, z = torch.addmm(w_rz, cast(flat_x), cast(self.u).T).to(x.dtype).chunk(2, dim=-1)
         h = torch.addmm(w_g, cast(r.sigmoid() * flat_x), cast(self.u_g).T).to(x.dtype).tanh()
-        return torch.lerp(flat_x, h, (z - self.b).sigmoid()).view_as(x)
+        return torch.lerp(flat_x, h, (z - self.b).sigmoid().to(x.dtype)).view_as(x)
 
     def bind(self) -> TokenFunction:
         """Return the gate as a `bound` function."""

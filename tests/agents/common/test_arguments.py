@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 
-from rlxf import GTrXLPPO, evaluate, import_sb3
+from rlxf import DecisionTransformer, GTrXLPPO, evaluate, import_sb3
 from rlxf.agents.common.arguments import (
     UnsupportedArgument,
     check_device,
@@ -257,3 +257,46 @@ def test_log_interval_none_logs_nothing(tmp_path):
         agent.learn(96, log_interval=None)
         assert agent.num_timesteps == 96
         assert (tmp_path / "progress.csv").read_text() == ""
+
+
+AGENTS = {"GTrXLPPO": lambda: small_agent(scripts(shifted(3))), "DecisionTransformer": small_transformer}
+
+
+@pytest.fixture(params=AGENTS)
+def agent_maker(request):
+    return AGENTS[request.param]
+
+
+def assert_refused(agent_maker, file, match):
+    """Neither the constructor nor `load` builds an agent."""
+    with pytest.raises(RuntimeError, match=match):
+        agent_maker()
+    for kind in (GTrXLPPO, DecisionTransformer):
+        with pytest.raises(RuntimeError, match=match):
+            kind.load(file)
+
+
+def test_another_default_dtype_of_torch_is_refused(agent_maker, tmp_path):
+    """Weights would have another dtype than observations, and the first update would fail."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_refused(
+            agent_maker, tmp_path, r"is torch\.float64, .* call torch\.set_default_dtype\(torch\.f"
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    agent_maker()
+
+
+def test_a_default_device_of_torch_is_refused(agent_maker, tmp_path, monkeypatch):
+    """Random numbers of a CPU generator could not be drawn on it."""
+    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("cuda:0"))
+    assert_refused(agent_maker, tmp_path, r"is cuda:0, .*set_default_device\('cpu'\) .* pass device='cuda'")
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_training_without_gradients_is_refused_before_its_first_step(agent_maker, context):
+    agent = agent_maker()
+    with context(), pytest.raises(RuntimeError, match=r"call learn outside of torch\.no_grad\(\)"):
+        agent.learn(100)
+    assert agent.num_timesteps == 0
