@@ -154,7 +154,8 @@ def test_kl_estimate_is_unbiased():
 def test_the_loss_equals_the_sum_of_its_terms_over_steps(clip_range_vf):
     """Current probabilities and values differ from those of the rollout; some steps have weight 0."""
     agent = small_agent(scripts(shifted(3)))
-    batch = all_segments(next(rollouts(agent, 1)))
+    with torch.enable_grad():  # which a training requires
+        batch = all_segments(next(rollouts(agent, 1)))
     noise = torch.randn(2, len(batch.weight), generator=torch.Generator().manual_seed(0))
     weight = (torch.arange(len(batch.weight)) % 5 != 0).float()
     old = batch.log_probs + 0.3 * noise[0]
