@@ -1,4 +1,4 @@
-"""Checks of arguments that all agents share, and the rejection of unknown ones."""
+"""Checks of arguments and of settings of torch that all agents share, and the rejection of unknown ones."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,7 +9,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from stable_baselines3.common.utils import get_system_info
 
-from rlxf.agents.common.torch_settings import check_defaults
 from rlxf.utils.checks import MAX_INT64, as_whole_number
 from rlxf.utils.dtypes import to_builtin
 from rlxf.utils.names import did_you_mean
@@ -105,7 +104,7 @@ def check_device(device: torch.device | str) -> None:
         ValueError: if torch does not support the device, or the GPU does not exist.
         RuntimeError: if torch makes new tensors on an accelerator by default, or not in float32.
     """
-    check_defaults()
+    _check_torch_defaults()
     if device == "auto":
         return
     try:
@@ -117,6 +116,39 @@ def check_device(device: torch.device | str) -> None:
         raise ValueError(
             f"device={str(device)!r} requires a GPU that does not exist: torch finds {gpus or 'none'} on "
             f"this machine; use device='cpu', or 'auto', which uses a GPU if there is one"
+        )
+
+
+def _check_torch_defaults() -> None:
+    """Check the defaults of torch for new tensors, on which agents rely.
+
+    Raises:
+        RuntimeError: if new tensors are not in float32, or on an accelerator; the message has the remedy.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    if dtype != torch.float32:
+        raise RuntimeError(
+            f"the default dtype of torch is {dtype}, and agents are in float32: call "
+            f"torch.set_default_dtype(torch.float32) before you build or load an agent"
+        )
+    if device.type not in ("cpu", "meta"):  # on "meta", agents are built to compare their shapes
+        raise RuntimeError(
+            f"the default device of torch is {device}, and agents place their tensors themselves: call "
+            f"torch.set_default_device('cpu') before you build or load an agent, and pass "
+            f"device={device.type!r}"
+        )
+
+
+def check_gradients_enabled() -> None:
+    """Check that gradients can be computed, before a training.
+
+    Raises:
+        RuntimeError: if they are disabled.
+    """
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "a training needs gradients, and they are disabled: call learn outside of torch.no_grad() and "
+            "torch.inference_mode()"
         )
 
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlxf.agents.common.arguments import as_log_interval
+from rlxf.agents.common.arguments import as_log_interval, check_gradients_enabled
 from rlxf.agents.common.datastore import TRAINING_REASON, check_no_datastore
 from rlxf.agents.common.environment_checks import (
     check_observations,
@@ -20,7 +20,6 @@ from rlxf.agents.common.environment_checks import (
 )
 from rlxf.agents.common.episode_statistics import EpisodeStatistics, episode_infos
 from rlxf.agents.common.numerics import check_parameters
-from rlxf.agents.common.torch_settings import check_gradients_enabled
 from rlxf.agents.common.training_env import check_has_env
 from rlxf.agents.common.weights import sync_normalization_statistics, sync_processes
 from rlxf.agents.gtrxl import resume

@@ -16,7 +16,6 @@ from torch import nn
 from rlxf.agents.common import arguments
 from rlxf.agents.common.compiled_losses import CompiledLosses
 from rlxf.agents.common.numerics import check_parameters, numerical_error_context
-from rlxf.agents.common.torch_settings import check_gradients_enabled
 from rlxf.agents.common.weights import sync_processes
 from rlxf.agents.offline import checkpoint
 from rlxf.agents.offline.config import OfflineConfig
@@ -264,7 +263,7 @@ class OfflineTrainingLoop(ValidatedAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         """Check the parameters, and prepare training as SB3 does, without an environment to reset."""
-        check_gradients_enabled()
+        arguments.check_gradients_enabled()
         for model in self._models():
             check_parameters(model)
         self.start_time = time.time_ns()
