@@ -340,6 +340,7 @@ def test_compiled_steps_read_the_present_values_of_small_parameters(compiled_age
     compiled_agent.policy.load_state_dict(weights)
 
 
+@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_recurrence_reads_the_present_values_of_small_parameters():
@@ -487,6 +488,7 @@ def test_truncated_environments_are_not_compiled_separately(monkeypatch):
 
     monkeypatch.setattr(CompiledStep, "_step_for", record)
     agent = small_agent(scripts(shifted(3)), n_envs=3, compile=True)
+    agent._algorithm = PPOTraining(agent.policy, agent.order)  # updates that are not compiled
     agent.learn(3 * 16)
     assert numbers == [3] * 17  # 16 steps, and the values after the last one
 

@@ -12,6 +12,8 @@ from stable_baselines3.common.distributions import StateDependentNoiseDistributi
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rlxf import GTrXLPPO
+from rlxf.agents.common import gradient_programs
+from rlxf.agents.gtrxl import network_step
 from rlxf.agents.gtrxl.policies import MlpGTrXLPolicy
 from rlxf.agents.gtrxl.state_dependent_noise import StateDependentNoise, mean_action_std
 from rlxf.training import CheckpointError, read_archive, write_archive
@@ -214,16 +216,25 @@ def test_policies_can_be_copied_during_and_after_training(name):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"compile": True},
         {"core": RECURRENT_CORES["CALM"]},
         {"core": RECURRENT_CORES["GatedDeltaNet"], "precision": "bf16-mixed"},
         {"gradient_accumulation_steps": 2, "recompute_memory": True},
     ],
-    ids=["compile", "CALM", "recurrence", "micro-batches"],
+    ids=["CALM", "recurrence", "micro-batches"],
 )
 def test_trainings_with_other_options(changes):
     agent = box_agent(sde_sample_freq=4, **changes).learn(96)
     assert all(x.isfinite().all() for x in agent.policy.parameters())
+
+
+def test_training_with_programs_of_steps_and_updates(monkeypatch):
+    """The programs are recorded, and not compiled."""
+    for module in (gradient_programs, network_step):
+        monkeypatch.setattr(module, "CompiledFunction", lambda function, examples: function)
+    own, other = (box_agent(sde_sample_freq=4, compile=compile).learn(96) for compile in (True, False))
+    assert own.has_compiled_step
+    for mine, theirs in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_box_of_two_axes_and_normalized_observations():
