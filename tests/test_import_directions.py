@@ -42,8 +42,11 @@ MAY_IMPORT = {
     },  # rlxf/__init__.py with the public names
 }
 COMMANDS = {home.partition(":")[0] for home in COMMAND_TABLE.values()}
-TECHNIQUES = {"positions", "patterns", "kernels", "memory", "residuals", "heads"}
-COMPOSERS = {"layers", "layer_stack", "depth", "spec", "transformer"}
+TECHNIQUES = {"positions", "patterns", "kernels", "memory", "recurrent", "residuals", "depth", "heads"}
+COMPOSERS = {
+    *("depth", "encoder_decoder", "functional_step", "fused_step", "inspection", "layer_stack", "layers"),
+    *("segmented", "spec", "transformer", "transformer_layers"),
+}
 COMPOSES = {"rlxf.attention.residuals.reversible": {"rlxf.attention.layer_stack"}}
 """Technique that runs the layers itself: `Reversible` inverts their sublayers."""
 
@@ -110,10 +113,29 @@ def test_attention_imports_only_torch(module):
     assert others - sys.stdlib_module_names <= {"torch"}, f"{module} imports {others}"
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if TECHNIQUES & set(name.split(".")[2:3])])
+def part_of(module: str) -> str:
+    """Return the part of a package: ``rlxf.attention.depth.act`` -> ``depth``; empty for the package itself."""
+    return [*module.split("."), "", ""][2]
+
+
+def composers(module: str, imports: set[str]) -> set[str]:
+    """Return the imports of a technique that compose techniques and are not in its own package."""
+    return {other for other in imports if part_of(other) in COMPOSERS - {part_of(module)}}
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if part_of(name) in TECHNIQUES])
 def test_technique_does_not_import_its_composition(module):
-    above = {other for other in IMPORTS[module] if COMPOSERS & set(other.split(".")[2:3])}
+    above = composers(module, IMPORTS[module])
     assert above <= COMPOSES.get(module, set()), f"{module} imports {above}"
+
+
+def test_composers_are_found():
+    imports = {"rlxf.attention.depth.base", "rlxf.attention.segmented", "rlxf.attention.technique"}
+    assert composers("rlxf.attention.recurrent.gru", imports) == {
+        "rlxf.attention.depth.base",
+        "rlxf.attention.segmented",
+    }
+    assert composers("rlxf.attention.depth.act", imports) == {"rlxf.attention.segmented"}
 
 
 @pytest.mark.parametrize("module", SOURCES)
