@@ -203,7 +203,7 @@ class TransformerLayers(nn.Module):
         self, query: TokenIndex, key: TokenIndex, pattern: Pattern, tables: DistanceTables | None
     ) -> AttentionMask:
         spec = self.spec
-        position = self.embedding if spec.position is not None and spec.position.uses_distances else None
+        position = None if spec.position is None else spec.position.distance_module(self.embedding)
         heads = {"heads": spec.score_heads, "maps": spec.score_heads // spec.heads}
         return AttentionMask(query, key, pattern, spec.causal, self._like.dtype, position, tables, **heads)
 

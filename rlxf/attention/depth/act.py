@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter
+from rlxf.attention.depth.base import ConfidenceFn, DepthController, DepthCounter, unequal_passes_error
 from rlxf.attention.depth.constant import Universal
 from rlxf.attention.technique import LayerPasses, PendingTerms
 from rlxf.attention.token_index import may_contain_true
@@ -46,7 +46,6 @@ class ACT(Universal):
 
     paper: ClassVar[str] = "Graves 2016, arXiv:1603.08983"
     cost: ClassVar[str] = "L, with fewer passes"
-    equal_passes: ClassVar[bool] = False
     ponder_cost: float = 0.01
     epsilon: float = 0.01
     bias: float = 1.0
@@ -55,6 +54,9 @@ class ACT(Universal):
         check_not_negative("ponder_cost", self.ponder_cost)
         check_between("epsilon", self.epsilon, 0, 1, inclusive="neither")
         check_finite_number("bias", self.bias)
+
+    def check_equal_passes(self, use: object) -> None:
+        raise unequal_passes_error(self, use)
 
     def build(self, width: int, passes: int) -> "ACTController":
         return ACTController(self, width)

@@ -168,8 +168,6 @@ class Depth(Technique):
     """Base of the depth techniques: frozen dataclasses that build a `DepthController`."""
 
     causal_form: ClassVar[str] = "token by token"
-    equal_passes: ClassVar[bool] = True
-    """True if all tokens of a call take the same passes."""
 
     def layer_of_pass(self, pass_index: int) -> int:
         """Return the layer, counted from 0, whose weights a pass uses."""
@@ -180,10 +178,6 @@ class Depth(Technique):
 
     def check_equal_passes(self, use: object) -> None:
         """Raise ValueError unless all tokens take the same passes, for a ``use`` that needs it."""
-        if not self.equal_passes:
-            raise ValueError(
-                f"{use} needs the same passes for all tokens, but {self} decides by token; use depth=Fixed()"
-            )
 
     def check_targets(self, targets: object, discrete: bool) -> None:
         """Raise ValueError unless the exit rule supports outputs for these targets.
@@ -203,6 +197,13 @@ class Depth(Technique):
         return DepthController()
 
 
+def unequal_passes_error(depth: Depth, use: object) -> ValueError:
+    """Return the error for a ``use`` that needs the same passes for all tokens."""
+    return ValueError(
+        f"{use} needs the same passes for all tokens, but {depth} decides by token; use depth=Fixed()"
+    )
+
+
 ConfidenceGetter = Callable[[], Tensor]
 """Function that returns the confidence of the current tokens by a `ConfidenceFn`, (B, T).
 
@@ -220,8 +221,6 @@ Its arguments are the number of the pass, from 0, its inputs and outputs, (B, T,
 class ExitDepth(Depth):
     """Base of the depths with an early exit after every pass."""
 
-    equal_passes: ClassVar[bool] = False
-
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless there are at least two layers."""
         super().check(choices)
@@ -234,6 +233,9 @@ class ExitDepth(Depth):
         raise ValueError(
             f"{use} needs outputs of one depth, but {self} exits early; use a core without early exits"
         )
+
+    def check_equal_passes(self, use: object) -> None:
+        raise unequal_passes_error(self, use)
 
     @abstractmethod
     def loss_weights(self, passes: int) -> Tensor:

@@ -149,8 +149,6 @@ class Position(Technique):
 
     causal_form: ClassVar[str] = "the paper's"
     cost: ClassVar[str] = "L"
-    uses_distances: ClassVar[bool] = False
-    """True if attention depends on the distances of pairs, so that masks need the shared module."""
 
     @property
     def max_positions(self) -> int | None:
@@ -179,6 +177,10 @@ class Position(Technique):
         """Return `build_embedding` for a transformer; overridden where it depends on the layers."""
         return self.build_embedding(choices.width, choices.score_heads)
 
+    def distance_module(self, embedding: PositionEmbedding) -> PositionEmbedding | None:
+        """Return the shared module if its `table` and `bias` depend on distances; by default None."""
+        return None
+
     def build(self, width: int, heads: int) -> LayerPosition:
         """Return the module in the attention of one layer."""
         return LayerPosition()
@@ -191,12 +193,14 @@ class PairwisePosition(Position):
     """
 
     cost: ClassVar[str] = "pairs seen"
-    uses_distances: ClassVar[bool] = True
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the kernel computes each pair."""
         kernel: Any = choices.kernel
         kernel.check_pairwise(self)
+
+    def distance_module(self, embedding: PositionEmbedding) -> PositionEmbedding:
+        return embedding
 
     def build(self, width: int, heads: int) -> PairwiseLayerPosition:
         return PairwiseLayerPosition()
