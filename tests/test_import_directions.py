@@ -114,7 +114,7 @@ def test_attention_imports_only_torch(module):
 
 
 def part_of(module: str) -> str:
-    """Return the part of a package: ``rlxf.attention.depth.act`` -> ``depth``; empty for the package itself."""
+    """Return the part of a package, or "" for the package: ``rlxf.attention.depth.act`` -> ``depth``."""
     return [*module.split("."), "", ""][2]
 
 

@@ -38,7 +38,6 @@ from rlxf.attention.patterns.assigned import LayerPatterns as LayerPatterns
 from rlxf.attention.patterns.attention_sinks import AttentionSinks as AttentionSinks
 from rlxf.attention.patterns.base import Both as Both
 from rlxf.attention.patterns.base import Either as Either
-from rlxf.attention.patterns.base import Window as Window
 from rlxf.attention.patterns.big_bird import BigBird as BigBird
 from rlxf.attention.patterns.big_bird import BigBirdETC as BigBirdETC
 from rlxf.attention.patterns.blockwise import Blockwise as Blockwise
@@ -50,6 +49,7 @@ from rlxf.attention.patterns.sparse_transformer import FixedColumns as FixedColu
 from rlxf.attention.patterns.sparse_transformer import Strided as Strided
 from rlxf.attention.patterns.window import Dilated as Dilated
 from rlxf.attention.patterns.window import Full as Full
+from rlxf.attention.patterns.window import Window as Window
 from rlxf.attention.positions.alibi import ALiBi as ALiBi
 from rlxf.attention.positions.cope import CoPE as CoPE
 from rlxf.attention.positions.deberta import Deberta as Deberta

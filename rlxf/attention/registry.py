@@ -27,14 +27,14 @@ from rlxf.attention.memory.streaming import StreamingXL
 from rlxf.attention.memory.xl import XL
 from rlxf.attention.patterns.assigned import HeadPatterns, LayerPatterns
 from rlxf.attention.patterns.attention_sinks import AttentionSinks
-from rlxf.attention.patterns.base import Both, Either, Window
+from rlxf.attention.patterns.base import Both, Either
 from rlxf.attention.patterns.big_bird import BigBird, BigBirdETC
 from rlxf.attention.patterns.blockwise import Blockwise
 from rlxf.attention.patterns.etc import ETC
 from rlxf.attention.patterns.local import Local1D, Local2D
 from rlxf.attention.patterns.longformer import Longformer
 from rlxf.attention.patterns.sparse_transformer import FixedColumns, Strided
-from rlxf.attention.patterns.window import Dilated, Full
+from rlxf.attention.patterns.window import Dilated, Full, Window
 from rlxf.attention.positions.alibi import ALiBi
 from rlxf.attention.positions.cope import CoPE
 from rlxf.attention.positions.deberta import Deberta

@@ -18,6 +18,7 @@ from rlxf.attention.layers import Block, Layer, RecurrentBlock
 from rlxf.attention.memory.base import MemoryView, NoMemory, State
 from rlxf.attention.norm import NORM_TYPES
 from rlxf.attention.patterns.base import Pattern
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.positions.base import PositionEmbedding
 from rlxf.attention.recurrent.base import RecurrentMixer, RecurrentState
 from rlxf.attention.relative import DistanceTables
@@ -195,7 +196,7 @@ class TransformerLayers(nn.Module):
         patterns = self.pass_patterns
         if tables is None:  # skip distances at which the kernel of a layer gives no weight
             limits = [block.max_distance for block in self.pass_layers]
-            patterns = [one.limit_distance(most) for one, most in zip(patterns, limits, strict=True)]
+            patterns = [limit_distance(one, most) for one, most in zip(patterns, limits, strict=True)]
         masks = {pattern: self._mask(query, key, pattern, tables) for pattern in set(patterns)}
         return [masks[pattern] for pattern in patterns]
 

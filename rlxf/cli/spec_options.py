@@ -22,6 +22,7 @@ from tyro.constructors import (
 from rlxf.attention import ALiBi, Full, RoPE, Sinusoidal, TransformerSpec
 from rlxf.attention.memory.base import Memory
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.registry import HEADS, OPTIONAL, TECHNIQUES, technique_from_json
 from rlxf.cli.options import default_hint, given_options, without_markup
 from rlxf.utils.names import choose_one_of, plain_name
@@ -308,7 +309,7 @@ def bound_to_memory(memory: Memory | None, requested: Pattern | None) -> Pattern
     pattern = requested or Full()
     if memory is None or memory.covers(pattern):
         return pattern
-    bounded = pattern.limit_distance(memory.length)
+    bounded = limit_distance(pattern, memory.length)
     if requested not in (None, bounded):
         unlimited = pattern.max_distance >= UNLIMITED
         longer = "a longer memory" if unlimited else f"--core.memory.length {pattern.max_distance}"

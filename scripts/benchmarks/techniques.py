@@ -18,6 +18,7 @@ from rlxf.agents.gtrxl import GTrXLPPO
 from rlxf.agents.gtrxl.core import gtrxl, resolve_core
 from rlxf.attention import Full, RoPE, TransformerSpec
 from rlxf.attention.kernels.base import PairwiseKernel
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.registry import TECHNIQUES
 from rlxf.envs.make import make_vec_env
 from rlxf.evaluation import EvaluationCallback
@@ -90,7 +91,7 @@ def fitting(axis: str, technique: Any) -> dict[str, Any]:
     kernel that does not support the relative position of the core uses RoPE.
     """
     if axis == "pattern":
-        return {axis: technique.limit_distance(gtrxl().pattern.max_distance)}
+        return {axis: limit_distance(technique, gtrxl().pattern.max_distance)}
     if axis == "memory" and technique.covers(Full()):
         return {axis: technique, "pattern": Full()}
     pairs = axis != "kernel" or isinstance(technique, PairwiseKernel)

@@ -21,6 +21,7 @@ from rlxf.attention import (
 from rlxf.attention.attention import Attention
 from rlxf.attention.inspection import gate_activations
 from rlxf.attention.kernels.base import RecurrentKernelState
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.positions.base import Position
 from rlxf.attention.registry import TECHNIQUES, technique_from_json, technique_to_json
 from rlxf.attention.technique import AttentionFactory
@@ -101,7 +102,7 @@ def test_a_recurrent_kernel_keeps_all_keys_of_a_pattern_that_hides_some():
     ids=str,
 )
 def test_patterns_limit_their_distance(pattern, expected):
-    assert pattern.limit_distance(3) == expected
+    assert limit_distance(pattern, 3) == expected
 
 
 def test_only_update_gates_are_recorded():

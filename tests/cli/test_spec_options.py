@@ -28,6 +28,7 @@ from rlxf.attention import (
     Tupe,
     Window,
 )
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.registry import OPTIONAL, TECHNIQUES, technique_to_json
 from rlxf.cli.commands.techniques import read_pattern
 from rlxf.cli.entry_point import parse
@@ -83,7 +84,7 @@ def free(axis: str, technique: type, *args: str) -> TransformerSpec:
 @pytest.mark.parametrize("pattern", TECHNIQUES["pattern"].values(), ids=value_id)
 def test_patterns_are_bounded_by_the_memory(pattern):
     chosen = core("--core.memory.length", "9", "--core.pattern", pattern.__name__).pattern
-    assert chosen == pattern().limit_distance(9)
+    assert chosen == limit_distance(pattern(), 9)
     assert chosen.max_distance <= 9
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from rlxf.attention import TransformerSpec
 from rlxf.attention.memory.base import NoMemory
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.training.json_rules import first_difference
 
 EXAMPLE = "TransformerSpec(memory=XL(128), pattern=Window(129))"
@@ -35,7 +36,7 @@ def check_state(core: TransformerSpec, agent: str) -> None:
     if core.memory and not core.memory.covers(core.pattern):
         raise ValueError(
             f"{core.pattern} reaches farther back than {core.memory}, so acting and training would differ; "
-            f"use pattern={core.pattern.limit_distance(core.memory.length)}"
+            f"use pattern={limit_distance(core.pattern, core.memory.length)}"
         )
 
 

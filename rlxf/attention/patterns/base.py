@@ -1,4 +1,4 @@
-"""Base classes of attention patterns, sliding windows, and intersections and unions of patterns."""
+"""Base classes of attention patterns, and intersections and unions of patterns."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -131,13 +131,13 @@ class Pattern(Technique, ABC):
         """
         return positions[self.mask_mod(i[:, None], positions).expand(len(i), len(positions)).any(0)]
 
-    def limit_distance(self, farthest: int | None) -> "Pattern":
-        """Return this pattern without keys farther away than ``farthest`` tokens; None for no bound."""
-        return self if farthest is None or self.max_distance <= farthest else self.within(farthest)
+    def within(self, distance: int) -> "Pattern | None":
+        """Return a pattern of the same class, or a simpler one, that equals this pattern within a distance.
 
-    def within(self, distance: int) -> "Pattern":
-        """Return this pattern restricted to a distance, which is less than `max_distance`."""
-        return self & Window(distance + 1)
+        The distance is less than `max_distance`. None, the default: `limit_distance` intersects this pattern
+        with a `Window`.
+        """
+        return None
 
     def build_global_tokens(self, width: int, causal: bool) -> NoGlobalTokens:
         """Return the module that adds the pattern's learned global tokens to a sequence; by default none."""
@@ -244,69 +244,6 @@ class Either(CombinedPattern):
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
         parts = [pattern.candidate_keys(i, positions) for pattern in (self.first, self.second)]
         return torch.cat(parts).unique()
-
-
-@dataclass(frozen=True)
-class Window(Pattern):
-    """Query i sees key j if ``|i - j| < size``.
-
-    In a causal transformer a query sees ``size`` keys, including itself; a transformer of n layers has a
-    receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives every
-    query the same reach, at any place in its segment.
-
-    With several sizes, windows differ by layer; in the paper they grow: ``Window((17, 33, 65))`` has a small
-    window in the first layer, for local information, and a large one in the last. Further layers start again
-    with the first size, so ``Window((9, 129))`` alternates.
-
-    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side); section 4.1 for
-    windows by layer.
-
-    Args:
-        size: distance in tokens, at least 1, from which keys are hidden; a tuple of sizes repeats over
-            the layers.
-
-    Raises:
-        TypeError: if size is not an integer or a tuple of integers.
-        ValueError: if size is less than 1 or empty; in a spec, if there are more sizes than layers.
-    """
-
-    paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
-    causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "L size pairs"
-    size: ByLayer = 129
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", checked_by_layer("Window size", self.size, most=MAX_INT + 1))
-
-    def check(self, choices: SpecView) -> None:
-        """Raise ValueError if there are more sizes than layers."""
-        check_has_layers(self, "size", self.size, choices)
-
-    @property
-    def max_distance(self) -> int:
-        """``size - 1``, with the largest size."""
-        return max(numbers_by_layer(self.size)) - 1
-
-    shift_period = 1  # only distances count
-
-    @property
-    def sees_nearest(self) -> bool:
-        """True for a single size."""
-        return isinstance(self.size, int)
-
-    def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether ``|i - j| < size``, with the largest size."""
-        return (i - j).abs() <= self.max_distance
-
-    def for_layer(self, layer: int) -> Pattern:
-        return replace(self, size=number_in_layer(self.size, layer))
-
-    def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
-        return positions_near(i, self.max_distance, positions)
-
-    def within(self, distance: int) -> Pattern:
-        sizes = tuple(min(size, distance + 1) for size in numbers_by_layer(self.size))
-        return replace(self, size=sizes[0] if len(set(sizes)) == 1 else sizes)
 
 
 def numbers_by_layer(value: ByLayer) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlxf.attention.patterns.base import UNLIMITED, BlockPattern, Either, Pattern, check_fits_heads
 from rlxf.attention.patterns.global_attention import GlobalPositions, is_global
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, checked_positions
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.sparse.plan import ENTRY_BYTES, LRUCache
 from rlxf.attention.technique import SpecView, layer_seed
 from rlxf.utils.checks import check_choice, check_int, check_seed, is_tuple_or_list
@@ -205,7 +206,7 @@ class BigBirdETC(ExtraTokens):
     def local(self) -> Pattern:
         """Window and random blocks."""
         local = WindowAndRandomBlocks(self.block, self.window, self.random, self.seed, self._global_blocks)
-        return local.limit_distance(self.farthest)
+        return limit_distance(local, self.farthest)
 
     @property
     def _global_blocks(self) -> GlobalPositions:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlxf.attention.patterns.base import Pattern, Window
+from rlxf.attention.patterns.base import Pattern
 from rlxf.attention.patterns.global_tokens import ExtraTokens, GlobalInput, SegmentLengths, checked_segments
+from rlxf.attention.patterns.window import Window, limit_distance
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_int
 
@@ -67,4 +68,4 @@ class ETC(ExtraTokens):
     @property
     def local(self) -> Pattern:
         """Window of the tokens that are not global."""
-        return Window(self.radius + 1).limit_distance(self.farthest)
+        return limit_distance(Window(self.radius + 1), self.farthest)

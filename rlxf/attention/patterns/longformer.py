@@ -14,7 +14,7 @@ from rlxf.attention.patterns.base import (
     numbers_by_layer,
 )
 from rlxf.attention.patterns.global_tokens import GlobalTokens
-from rlxf.attention.patterns.window import Dilated, check_plain_heads
+from rlxf.attention.patterns.window import Dilated, check_plain_heads, limit_distance
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_int
 
@@ -102,4 +102,4 @@ class Longformer(GlobalTokens):
             for layer in range(number)
         )
         union: Pattern = reduce(or_, windows)
-        return union.limit_distance(self.farthest)
+        return limit_distance(union, self.farthest)

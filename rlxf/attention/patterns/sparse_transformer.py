@@ -6,9 +6,9 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from rlxf.attention.patterns.base import Either, Pattern, Window, check_fits_heads, group_in_blocks
+from rlxf.attention.patterns.base import Either, Pattern, check_fits_heads, group_in_blocks
 from rlxf.attention.patterns.local import Local1D
-from rlxf.attention.patterns.window import SameColumn
+from rlxf.attention.patterns.window import SameColumn, Window
 from rlxf.attention.technique import SpecView
 from rlxf.utils.checks import check_choice, check_int
 

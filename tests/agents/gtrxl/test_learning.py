@@ -8,6 +8,7 @@ from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from rlxf.attention import Full, TransformerSpec
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.envs.make import make_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.test_sb3_tools import recorded_logs
@@ -84,7 +85,7 @@ def limited_to_memory(core: TransformerSpec, **choice: Any) -> TransformerSpec:
     assert core.memory is not None
     if core.memory.covers(core.pattern):
         return core
-    return replace(core, pattern=core.pattern.limit_distance(core.memory.length))
+    return replace(core, pattern=limit_distance(core.pattern, core.memory.length))
 
 
 MAKERS = {

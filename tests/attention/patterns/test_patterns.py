@@ -33,6 +33,7 @@ from rlxf.attention import (
 from rlxf.attention.patterns import big_bird
 from rlxf.attention.patterns.base import UNLIMITED, Pattern
 from rlxf.attention.patterns.big_bird import hash_uniform
+from rlxf.attention.patterns.window import limit_distance
 from rlxf.attention.registry import TECHNIQUES
 from tests.attention.specs import new_model
 
@@ -208,7 +209,7 @@ def test_layers_and_heads_keep_an_overridden_rule(pattern):
     for rule, base in zip(rules(own), rules(pattern), strict=True):
         visible = all_pairs(base) & (distance % 2 == 0)
         assert torch.equal(all_pairs(rule), visible)
-        assert torch.equal(all_pairs(rule.within(4)), visible & (distance.abs() <= 4))
+        assert torch.equal(all_pairs(limit_distance(rule, 4)), visible & (distance.abs() <= 4))
 
 
 @pytest.mark.parametrize("pattern", [even(Full)(), even(Window)(5), even(even(Window))(5)])
