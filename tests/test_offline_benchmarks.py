@@ -116,21 +116,21 @@ def test_weights_are_averaged_on_request(cartpole, method):
 
 
 def test_options_of_robust_training_reach_the_agents_and_their_keys(cartpole, tmp_path, capsys):
-    sizes = Returns(**TINY, dropout=0.3, state_loss_weight=0.5, validation_share=0.2).sizes
+    sizes = Returns(**TINY, dropout=0.3, state_loss_weight=0.5, validation_fraction=0.2).sizes
     agent = METHODS["dt"].train(load_trajectories(cartpole), sizes, 0)
-    assert (agent.core.dropout, agent.state_loss_weight, agent.validation_share) == (0.3, 0.5, 0.2)
+    assert (agent.core.dropout, agent.state_loss_weight, agent.validation_fraction) == (0.3, 0.5, 0.2)
     keys = {name: Job(cartpole, name, sizes, 0, 2).key for name in ("bc", "dt", "hf")}
     for text, names in {
         "dropout 0.3": {"dt", "hf"},
         "state loss 0.5": {"dt"},
-        "validation share 0.2": {"bc", "dt"},
+        "validation fraction 0.2": {"bc", "dt"},
     }.items():
         assert {name for name, key in keys.items() if text in key} == names
     bench = Returns(
         (cartpole,),
         ("bc", "dt-max"),
         **TINY,
-        validation_share=0.2,
+        validation_fraction=0.2,
         seeds=2,
         episodes=2,
         output=tmp_path / "runs",
@@ -371,7 +371,7 @@ def test_checkpoints_have_the_newest_weights_and_their_average(cartpole, tmp_pat
     assert kinds == [(3, NEWEST), (3, AVERAGE), (6, NEWEST), (6, AVERAGE)]
     data, weights = load_trajectories(cartpole), []
     agent = DecisionTransformer(
-        data, seed=0, device="cpu", validation_share=0.1, **VARIANTS["dropout 0.1"].arguments()
+        data, seed=0, device="cpu", validation_fraction=0.1, **VARIANTS["dropout 0.1"].arguments()
     )
 
     def store(local_variables, global_variables):

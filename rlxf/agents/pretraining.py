@@ -202,7 +202,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         core: core of the agent that receives the weights; None for `decision_transformer`. Pre-training uses
             a version of it without memory, which is bidirectional unless it has a recurrence.
         weight_averaging: see `DecisionTransformer`.
-        validation_share: see `DecisionTransformer`.
+        validation_fraction: see `DecisionTransformer`.
         validation_seed: see `DecisionTransformer`.
         sampling: see `DecisionTransformer`.
         gradient_accumulation_steps: 1. The masks of a batch contain tokens of other windows of the batch, so
@@ -246,7 +246,7 @@ class MaskedPretraining(TrajectoryAlgorithm):
         episode_length: int | None = None,
         core: TransformerSpec | None = None,
         weight_averaging: float | None = None,
-        validation_share: float | None = None,
+        validation_fraction: float | None = None,
         validation_seed: int = 0,
         sampling: Sampling | None = None,
         gradient_accumulation_steps: int = 1,

@@ -17,8 +17,8 @@ from rlxf.data import Trajectories
 from rlxf.evaluation import Report, TargetSweep, compare, evaluate
 from rlxf.training.strict_json import write_json_file
 
-BASELINE_SHARES = {"BC": 1.0, "BC, best 10%": 0.1}
-"""Name of a baseline -> share of the episodes that it imitates."""
+BASELINE_FRACTIONS = {"BC": 1.0, "BC, best 10%": 0.1}
+"""Name of a baseline -> fraction of the episodes that it imitates."""
 FILE = "baselines.json"
 """Name of the file with the numbers in the folder of a run."""
 
@@ -45,10 +45,10 @@ def evaluate_baselines(
     """
     returns = np.asarray(data.returns, np.float64)
     reports = {"data": Report(returns, data.lengths, references=data.reference_scores)}
-    for name, share in BASELINE_SHARES.items():
-        if _is_missing(share, data):
+    for name, fraction in BASELINE_FRACTIONS.items():
+        if _is_missing(fraction, data):
             continue
-        agent = BehaviorCloning(data, share, **settings)
+        agent = BehaviorCloning(data, fraction, **settings)
         agent.set_logger(Logger(None, []))
         with progress(verbose, "updates", updates, OFFLINE_METRICS) as callbacks:
             agent.learn(updates, callbacks)
@@ -59,13 +59,13 @@ def evaluate_baselines(
 
 def report_missing_baselines(data: Trajectories) -> None:
     """Print a line for each baseline that needs more episodes than the data have."""
-    for name, share in BASELINE_SHARES.items():
-        if _is_missing(share, data):
+    for name, fraction in BASELINE_FRACTIONS.items():
+        if _is_missing(fraction, data):
             print_out(f"{name} is left out: it needs {MIN_EPISODES} episodes, the data have {data.episodes}")
 
 
-def _is_missing(share: float, data: Trajectories) -> bool:
-    return share < 1 and data.episodes < MIN_EPISODES
+def _is_missing(fraction: float, data: Trajectories) -> bool:
+    return fraction < 1 and data.episodes < MIN_EPISODES
 
 
 def report_baselines(

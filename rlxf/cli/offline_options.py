@@ -68,9 +68,9 @@ class OfflineTrainingOptions:
     weight_averaging: float | None = DEFAULTS["weight_averaging"]
     """Decay of an exponential moving average of the weights, e.g. 0.999. The average is evaluated, and saved
     as the policy. None means no average."""
-    validation_share: float | None = DEFAULTS["validation_share"]
-    """Share of the episodes that are held out, e.g. 0.1. The loss on them is logged during training, and the
-    checkpoint with the lowest one is best-validation.zip. None means that all episodes are used."""
+    validation_fraction: float | None = DEFAULTS["validation_fraction"]
+    """Fraction of the episodes that are held out, e.g. 0.1. The loss on them is logged during training, and
+    the checkpoint with the lowest one is best-validation.zip. None means that all episodes are used."""
     validation_seed: int = DEFAULTS["validation_seed"]
     """Seed of the choice of held-out episodes. It does not depend on --seed."""
     sampling: str = UniformSteps.__name__

@@ -57,7 +57,7 @@ class OfflineTraining(TrainingCommand):
     def callbacks(self, agent: Any, run: RunFolder) -> Iterator[list[BaseCallback]]:
         """Context manager for the callbacks of the training, one of which measures the validation loss."""
         with super().callbacks(agent, run) as others:
-            if agent.validation_share is None:
+            if agent.validation_fraction is None:
                 yield others
             else:
                 yield [*others, BestValidationCallback(self.validation_interval, run.best_validation)]

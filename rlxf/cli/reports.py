@@ -41,7 +41,7 @@ CHECKPOINT_EVALUATIONS = {
 """Checkpoint name -> name of its evaluation, in TensorBoard and for the folder of its plot; its title."""
 TRACKED_COLUMNS = ("checkpoint", "target return", "episodes", "mean return", "ci low", "ci high")
 """Columns of the table of `track_reports`."""
-SELECTED_BY = {"best": "evaluations", "validation": "--validation-share"}
+SELECTED_BY = {"best": "evaluations", "validation": "--validation-fraction"}
 """Name of a selected checkpoint -> what a training needs to select it."""
 
 

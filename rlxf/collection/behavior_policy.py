@@ -36,7 +36,7 @@ class BehaviorPolicy:
 
     Args:
         agent: object with SB3's ``predict``, or None for random actions.
-        random_share: fraction of actions that are replaced by random ones, from 0 to 1.
+        random_fraction: fraction of actions that are replaced by random ones, from 0 to 1.
         target_return: target return for `ReturnToGo`; None for an agent that is not conditioned on a return.
 
     Raises:
@@ -45,26 +45,28 @@ class BehaviorPolicy:
     """
 
     agent: Agent
-    random_share: float = 0.0
+    random_fraction: float = 0.0
     target_return: float | None = None
 
     def __post_init__(self) -> None:
         if self.agent is not None:
             check_has_predict(self.agent)
-        if not 0 <= self.random_share <= 1:
-            raise ValueError(f"mix must be fractions of random actions from 0 to 1, got {self.random_share}")
+        if not 0 <= self.random_fraction <= 1:
+            raise ValueError(
+                f"mix must be fractions of random actions from 0 to 1, got {self.random_fraction}"
+            )
 
     def __str__(self) -> str:
-        if self.agent is None or self.random_share == 1:
+        if self.agent is None or self.random_fraction == 1:
             return "random actions"
         target = "" if self.target_return is None else f" with target return {self.target_return:g}"
-        mixed = "" if self.random_share == 0 else f" with {self.random_share:.3g} of random actions"
+        mixed = "" if self.random_fraction == 0 else f" with {self.random_fraction:.3g} of random actions"
         return type(self.agent).__name__ + target + mixed
 
     def make_policy(self, action_space: spaces.Space[Any], seed: int) -> PolicyPredictor:
         """Return an object with SB3's ``predict`` that acts according to this policy, except the target."""
-        agent = None if self.random_share == 1 else self.agent
-        return RandomizedPolicy(action_space, seed, agent, self.random_share)
+        agent = None if self.random_fraction == 1 else self.agent
+        return RandomizedPolicy(action_space, seed, agent, self.random_fraction)
 
 
 def plan_policies(
@@ -94,7 +96,7 @@ def plan_policies(
 
 
 class RandomizedPolicy:
-    """Agent whose actions are replaced by random ones with probability ``share``, or only random actions.
+    """Agent whose actions are replaced by random ones with probability ``fraction``, or only random actions.
 
     Random actions are uniform in the action space. The agent is not informed: its memory has the actions
     that it chose, not those that were taken.
@@ -103,11 +105,13 @@ class RandomizedPolicy:
         action_space: action space of one environment.
         seed: seed of the random actions and of the choice of steps.
         agent: object with SB3's ``predict``; None if all actions are random.
-        share: probability that an action of the agent is replaced, from 0 to 1.
+        fraction: probability that an action of the agent is replaced, from 0 to 1.
     """
 
-    def __init__(self, action_space: spaces.Space[Any], seed: int, agent: Agent = None, share: float = 1.0):
-        self._agent, self._share = agent, share
+    def __init__(
+        self, action_space: spaces.Space[Any], seed: int, agent: Agent = None, fraction: float = 1.0
+    ):
+        self._agent, self._fraction = agent, fraction
         self._space = deepcopy(action_space)
         self._space.seed(action_seed(seed))
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
@@ -129,7 +133,7 @@ class RandomizedPolicy:
         if self._agent is None:
             return self._sample(len(episode_start)), None
         actions, state = self._agent.predict(observation, state, episode_start, deterministic)
-        replaced = self._rng.random(len(actions)) < self._share
+        replaced = self._rng.random(len(actions)) < self._fraction
         if replaced.any():
             actions = np.array(actions)
             actions[replaced] = self._sample(len(actions))[replaced]

@@ -29,13 +29,13 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the returns in a report."""
 LEVELS = [f"{level:.0%}" for level in QUANTILES]
 """Names of the quantiles in the statistics."""
-BEST_SHARE = 0.1
-"""Share of the episodes whose mean return is reported as that of the best ones."""
+BEST_FRACTION = 0.1
+"""Fraction of the episodes whose mean return is reported as that of the best ones."""
 MAX_BINS, PLOTTED_BINS = 12, 50
 """Maximum numbers of bins of the histograms in the terminal and in the plot."""
 BAR_WIDTH = 36
 """Length of the longest bar in the terminal, in characters."""
-BEST = f"mean of best {BEST_SHARE:.0%}"
+BEST = f"mean of best {BEST_FRACTION:.0%}"
 """Name of this mean in the statistics."""
 SCORED = ("mean", BEST, "max")
 """Statistics of the returns that are also reported as normalized scores."""
@@ -127,7 +127,7 @@ class DatasetReport(Tabular):
 
     @property
     def ends(self) -> dict[str, float]:
-        """Shares of the episodes that are terminated, truncated, both, or neither; their sum is 1."""
+        """Fractions of the episodes that are terminated, truncated, both, or neither; their sum is 1."""
         masks = {
             "terminated": self.terminated & ~self.truncated,
             "truncated": self.truncated & ~self.terminated,
@@ -140,8 +140,8 @@ class DatasetReport(Tabular):
     def return_statistics(self) -> dict[str, float]:
         """Mean, standard deviation, minimum, `QUANTILES`, maximum and mean of the best of the returns.
 
-        The standard deviation is divided by E. The best episodes are the share `BEST_SHARE` of them with the
-        largest returns, at least one episode.
+        The standard deviation is divided by E. The best episodes are the fraction `BEST_FRACTION` of them
+        with the largest returns, at least one episode.
         """
         returns = np.sort(self.returns.astype(np.float64))
         quantiles = np.quantile(returns, QUANTILES).tolist()
@@ -151,7 +151,7 @@ class DatasetReport(Tabular):
             "min": float(returns[0]),
             **dict(zip(LEVELS, quantiles, strict=True)),
             "max": float(returns[-1]),
-            BEST: float(returns[-count_best(BEST_SHARE, self.episodes) :].mean()),
+            BEST: float(returns[-count_best(BEST_FRACTION, self.episodes) :].mean()),
         }
 
     @property
@@ -219,7 +219,7 @@ class DatasetReport(Tabular):
             "action space": _one_line(self.action_space),
             "episodes, steps": f"{self.episodes:,}, {self.steps:,}",
             "episode lengths": _listing(_extremes(self.lengths)),
-            "episode ends": ", ".join(f"{100 * share:.3g}% {end}" for end, share in ends if share),
+            "episode ends": ", ".join(f"{100 * fraction:.3g}% {end}" for end, fraction in ends if fraction),
             "rewards": str(self.rewards),
             "actions": str(self.actions),
             "returns": _listing({name: value for name, value in returns.items() if name not in LEVELS}),

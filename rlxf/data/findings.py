@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlxf.data.encoders import MIN_IMAGE_SIZE
 from rlxf.data.spaces import is_image, is_text, leaves
-from rlxf.data.step_statistics import NARROW_SHARE, ActionStatistics
+from rlxf.data.step_statistics import NARROW_FRACTION, ActionStatistics
 from rlxf.utils.env_ids import is_other_version
 from rlxf.utils.warnings import warn_user
 
@@ -49,22 +49,25 @@ UNUSED_REWARDS = (
     "observation after it is not known: mark these ends as terminations if the episodes end there, for "
     "example at a goal"
 )
-LARGE_SHARE = 0.1
-"""Share of unused rewards above which a warning reports them. A time limit of ten steps or more has less."""
+LARGE_FRACTION = 0.1
+"""Fraction of unused rewards above which a warning reports them.
+
+With a time limit of ten steps or more, it is less.
+"""
 
 
 def unused_rewards(rewards: NDArray[np.float32], complete: NDArray[np.bool_]) -> str | None:
-    """Find rewards that no value target contains, if they are a large share by absolute value.
+    """Find rewards that no value target contains, if they are a large fraction by absolute value.
 
     Args:
         rewards: rewards of the steps, (N,).
         complete: `rlxf.data.Trajectories.complete_transitions` of the steps, (N,).
     """
     sizes = np.abs(rewards, dtype=np.float64)
-    share = sizes[~complete].sum() / max(sizes.sum(), np.finfo(np.float64).tiny)
-    if share <= LARGE_SHARE:
+    fraction = sizes[~complete].sum() / max(sizes.sum(), np.finfo(np.float64).tiny)
+    if fraction <= LARGE_FRACTION:
         return None
-    return f"{share:.0%} of the rewards, by absolute value, are {UNUSED_REWARDS}"
+    return f"{fraction:.0%} of the rewards, by absolute value, are {UNUSED_REWARDS}"
 
 
 NO_RETURN = "check that the rewards were recorded, since a critic refuses data whose rewards are all 0"
@@ -182,7 +185,7 @@ def constant_actions(report: "DatasetReport") -> str | None:
 
 
 def narrow_actions(report: "DatasetReport") -> str | None:
-    """Find components of Box actions that use a small share of the range between their bounds."""
+    """Find components of Box actions that use a small fraction of the range between their bounds."""
     return _describe_narrow(report.actions)
 
 
@@ -205,11 +208,11 @@ def _describe_narrow(actions: ActionStatistics) -> str | None:
     first = actions.narrow[0]
     used = f"{actions.minimum[first]:g} to {actions.maximum[first]:g}"
     return (
-        f"the action components {_listed(actions.narrow)}, counted from 0, use less than {NARROW_SHARE:.0%} "
-        f"of the range between their bounds: component {first} has values from {used}, and the bounds "
-        f"{actions.low[first]:g} and {actions.high[first]:g}. Agents scale actions by the bounds, so a small "
-        f"error of a scaled action is large compared with the actions of the data. Give the dataset an "
-        f"action_space with narrower bounds, and the environment, too, for example with "
+        f"the action components {_listed(actions.narrow)}, counted from 0, use less than "
+        f"{NARROW_FRACTION:.0%} of the range between their bounds: component {first} has values from {used}, "
+        f"and the bounds {actions.low[first]:g} and {actions.high[first]:g}. Agents scale actions by the "
+        f"bounds, so a small error of a scaled action is large compared with the actions of the data. Give "
+        f"the dataset an action_space with narrower bounds, and the environment, too, for example with "
         f"gymnasium.wrappers.TransformAction"
     )
 

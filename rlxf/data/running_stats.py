@@ -10,8 +10,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from rlxf.data.encoders import ImageEncoder, VectorEncoder, has_image_extractor
 
 FLOAT32 = np.finfo(np.float32)
-IMAGE_STD_SHARE = 1 / 16
-"""Smallest standard deviation of image values that vary, as a share of the largest value of all images."""
+IMAGE_STD_FRACTION = 1 / 16
+"""Smallest standard deviation of image values that vary, as a fraction of the largest value of all images."""
 
 
 class RunningStats(RunningMeanStd):
@@ -24,14 +24,14 @@ class RunningStats(RunningMeanStd):
     Args:
         columns: number of columns D.
         constant_std: ``std`` of constant columns.
-        least_share: smallest ``std`` of other columns, as a share of the largest absolute value of all rows
-            and columns; 0 for no bound.
+        min_fraction: smallest ``std`` of other columns, as a fraction of the largest absolute value of all
+            rows and columns; 0 for no bound.
     """
 
-    def __init__(self, columns: int, constant_std: float = 1.0, least_share: float = 0.0):
+    def __init__(self, columns: int, constant_std: float = 1.0, min_fraction: float = 0.0):
         super().__init__(epsilon=0.0, shape=(columns,))
         self.constant_std = constant_std
-        self.least_share = least_share
+        self.min_fraction = min_fraction
         self.largest = np.zeros(columns)
 
     def update(self, arr: NDArray[Any]) -> None:
@@ -52,12 +52,12 @@ class RunningStats(RunningMeanStd):
     def std(self) -> NDArray[np.float32]:
         """Population standard deviation of the columns, (D,); ``constant_std`` for constant ones.
 
-        With ``least_share``, smaller values are replaced by this share of the largest absolute value.
+        With ``min_fraction``, smaller values are replaced by this fraction of the largest absolute value.
 
         The reference implementation of Decision Transformer adds 1e-6 instead. This scales any deviation
         from a constant by a million, and removes columns of a small scale.
         """
-        std = np.maximum(np.sqrt(self.var), self.least_share * self.largest.max(initial=0))
+        std = np.maximum(np.sqrt(self.var), self.min_fraction * self.largest.max(initial=0))
         return np.where(self.constant, self.constant_std, std).astype(np.float32)
 
 
@@ -65,7 +65,7 @@ def observation_stats(encode: VectorEncoder | ImageEncoder) -> RunningStats | No
     """Return empty statistics of observations; None for images that pass through a convolution.
 
     The standard deviation of constant values of images is the range of a byte, so that other values, which
-    an agent may meet, are scaled to [-1, 1]. That of other values is at least `IMAGE_STD_SHARE` of the
+    an agent may meet, are scaled to [-1, 1]. That of other values is at least `IMAGE_STD_FRACTION` of the
     largest value of all images, so the values of the data are scaled to [-16, 16]. Without this bound, a
     value that is 255 once in 200,000 steps, else 0, would become 447. The bound is relative to the data,
     because the values of a grid such as those of MiniGrid are far below 255.
@@ -74,7 +74,7 @@ def observation_stats(encode: VectorEncoder | ImageEncoder) -> RunningStats | No
         return None
     columns = math.prod(encode.shape)
     is_image = isinstance(encode, ImageEncoder)
-    return RunningStats(columns, 255.0, IMAGE_STD_SHARE) if is_image else RunningStats(columns)
+    return RunningStats(columns, 255.0, IMAGE_STD_FRACTION) if is_image else RunningStats(columns)
 
 
 PIECE_NUMBERS = 2**20

@@ -123,25 +123,28 @@ class ReturnWeighted(SamplingScheme):
 class HighReturns(SamplingScheme):
     """Draw the steps of episodes with high returns, all with the same probability; others are not drawn.
 
-    These are the episodes with ``R >= R_max - range_share (R_max - R_min)``, up to rounding. Unlike a share
-    of the episodes, such as ``best`` of `rlxf.BehaviorCloning`, this adapts to the data: all good episodes
-    are used if there are many, and only good ones if there are few. Held-out episodes (``validation_share``)
-    are of all returns, so their loss does not compare agents that imitate high returns only.
+    These are the episodes with ``R >= R_max - range_fraction (R_max - R_min)``, up to rounding. Unlike a
+    fraction of the episodes, such as ``best`` of `rlxf.BehaviorCloning`, this adapts to the data: all good
+    episodes are used if there are many, and only good ones if there are few. Held-out episodes
+    (``validation_fraction``) are of all returns, so their loss does not compare agents that imitate high
+    returns only.
 
     Args:
-        range_share: share of the range of returns below the best one, above 0 and at most 1. With 0.25, an
-            episode is used if its return is in the upper quarter of the range.
+        range_fraction: fraction of the range of returns below the best one, above 0 and at most 1. With 0.25,
+            an episode is used if its return is in the upper quarter of the range.
 
     Raises:
-        TypeError: if range_share is not a number.
+        TypeError: if range_fraction is not a number.
         ValueError: if it is not above 0 and at most 1.
     """
 
-    range_share: float = 0.25
+    range_fraction: float = 0.25
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "range_share", _as_float("HighReturns range_share", self.range_share))
-        check_between("HighReturns range_share", self.range_share, 0, 1, inclusive="right")
+        object.__setattr__(
+            self, "range_fraction", _as_float("HighReturns range_fraction", self.range_fraction)
+        )
+        check_between("HighReturns range_fraction", self.range_fraction, 0, 1, inclusive="right")
 
     def episode_weights(
         self, lengths: NDArray[np.int64], returns: NDArray[np.float32]
@@ -151,11 +154,11 @@ class HighReturns(SamplingScheme):
         Warns:
             UserWarning: if fewer than ten episodes are used, and there are others.
         """
-        is_high = _below_best(returns, self) >= -self.range_share - EQUAL_RETURNS
+        is_high = _below_best(returns, self) >= -self.range_fraction - EQUAL_RETURNS
         if (used := int(is_high.sum())) < min(FEW_EPISODES, len(returns)):
             warn_user(
                 f"sampling={self} uses {used} of {len(returns)} episodes, so the agent learns from little "
-                f"data; a larger range_share uses more of them"
+                f"data; a larger range_fraction uses more of them"
             )
         return lengths.astype(np.float64) * is_high
 

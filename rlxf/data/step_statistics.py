@@ -19,9 +19,9 @@ SHOWN_VALUES = 8
 MEDIAN_SAMPLE = 2**20
 """Approximate number of rewards of which the median is computed."""
 NEARLY_ALL = 0.95
-"""Share of equal rewards from which on rewards are nearly constant."""
-NARROW_SHARE = 0.05
-"""Share of the range between the bounds below which the actions of a component are narrow."""
+"""Fraction of equal rewards from which on rewards are nearly constant."""
+NARROW_FRACTION = 0.05
+"""Fraction of the range between the bounds below which the actions of a component are narrow."""
 
 
 def nearly_constant_features(observations: NDArray[Any], std: NDArray[np.float32] | None) -> list[int]:
@@ -56,14 +56,14 @@ class RewardStatistics:
         mean: mean reward.
         common: most frequent of the values 0, ``minimum``, ``maximum`` and the median, which is that of a
             sample if there are many steps. A reward of more than half of the steps usually is the median.
-        common_share: share of the steps with the reward ``common``, from 0 to 1.
+        common_fraction: fraction of the steps with the reward ``common``, from 0 to 1.
     """
 
     minimum: float
     maximum: float
     mean: float
     common: float
-    common_share: float
+    common_fraction: float
 
     @classmethod
     def of(cls, rewards: NDArray[np.float32]) -> "RewardStatistics":
@@ -88,15 +88,15 @@ class RewardStatistics:
 
     @property
     def nearly_constant(self) -> bool:
-        """True if the share ``common_share`` is at least `NEARLY_ALL`, but not all rewards are equal."""
-        return self.common_share >= NEARLY_ALL and not self.constant
+        """True if ``common_fraction`` is at least `NEARLY_ALL`, but not all rewards are equal."""
+        return self.common_fraction >= NEARLY_ALL and not self.constant
 
     def __str__(self) -> str:
         if self.constant:
             return f"{self.common:.4g} in every step"
         text = f"mean {self.mean:.4g}, from {self.minimum:.4g} to {self.maximum:.4g}"
-        share = np.floor(1000 * self.common_share) / 10  # never rounded to 100%
-        return f"{text}; {self.common:.4g} in {share:g}% of the steps" if self.nearly_constant else text
+        percent = np.floor(1000 * self.common_fraction) / 10  # never rounded to 100%
+        return f"{text}; {self.common:.4g} in {percent:g}% of the steps" if self.nearly_constant else text
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +106,9 @@ class ActionStatistics:
     Args:
         minimum: smallest value of each component, float64 (A,); A is 1 for Discrete.
         maximum: largest value of each component, float64 (A,).
-        frequencies: for Discrete, MultiDiscrete and MultiBinary, the share of the steps with each value of a
-            component, one array for each component. None for Box, and for more than `COUNTED_VALUES` values.
+        frequencies: for Discrete, MultiDiscrete and MultiBinary, the fraction of the steps with each value of
+            a component, one array for each component. None for Box, and for more than `COUNTED_VALUES`
+            values.
         start: value to which the first frequency of each component belongs, int64 (A,); 0 for Box.
         low: lower bound of each component of a Box, float64 (A,); -inf for other spaces.
         high: upper bound of each component of a Box, float64 (A,); inf for other spaces.
@@ -148,28 +149,28 @@ class ActionStatistics:
     def unused(self) -> dict[int, list[int]]:
         """Values that never occur, by component; components without such values are left out."""
         absent = {
-            component: (np.flatnonzero(share == 0) + self.start[component]).tolist()
-            for component, share in enumerate(self.frequencies or ())
+            component: (np.flatnonzero(fraction == 0) + self.start[component]).tolist()
+            for component, fraction in enumerate(self.frequencies or ())
         }
         return {component: values for component, values in absent.items() if values}
 
     @property
     def narrow(self) -> list[int]:
-        """Components of a Box that vary over less than `NARROW_SHARE` of the range between their bounds.
+        """Components of a Box that vary over less than `NARROW_FRACTION` of the range between their bounds.
 
         Constant components are left out, since an agent repeats their value, and components that agents do
         not scale: those without bounds, or with a range beyond float32.
         """
         with np.errstate(over="ignore"):
-            limit = NARROW_SHARE * (self.high - self.low).astype(np.float32)
+            limit = NARROW_FRACTION * (self.high - self.low).astype(np.float32)
         used = self.maximum - self.minimum
         return np.flatnonzero((used > 0) & (used < limit) & np.isfinite(limit)).tolist()
 
     def __str__(self) -> str:
-        shares = self.frequencies or ()
-        if len(shares) == 1 and len(shares[0]) <= SHOWN_VALUES:
+        fractions = self.frequencies or ()
+        if len(fractions) == 1 and len(fractions[0]) <= SHOWN_VALUES:
             return ", ".join(
-                f"{value}: {share:.1%}" for value, share in enumerate(shares[0], int(self.start[0]))
+                f"{value}: {fraction:.1%}" for value, fraction in enumerate(fractions[0], int(self.start[0]))
             )
         unit = "component" if len(self.minimum) == 1 else "components"
         return f"{len(self.minimum)} {unit}, from {self.minimum.min():.4g} to {self.maximum.max():.4g}"

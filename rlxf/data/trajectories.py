@@ -157,12 +157,12 @@ class Trajectories:
         """Return (sum of the rewards) of each episode, float32 (E,)."""
         return self.return_to_go[self.offsets[:-1]] + np.float32(0)  # 0 in place of -0
 
-    def best_episodes(self, share: float) -> NDArray[np.int64]:
-        """Return the numbers of the ``floor(share E)`` episodes with the highest returns, at least one.
+    def best_episodes(self, fraction: float) -> NDArray[np.int64]:
+        """Return the numbers of the ``floor(fraction E)`` episodes with the highest returns, at least one.
 
         They are in ascending order, int64 (n,). Of episodes with equal returns, earlier ones are chosen.
         """
-        count = count_best(share, self.episodes)
+        count = count_best(fraction, self.episodes)
         return np.sort(np.argsort(-self.returns, kind="stable")[:count])
 
     def steps_of(self, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -241,9 +241,9 @@ class Trajectories:
         return Standardize(self.observation_mean, self.observation_std)
 
 
-def count_best(share: float, episodes: int) -> int:
-    """Return ``floor(share E)`` of E episodes, at least 1."""
-    return max(1, int(share * episodes + 1e-9))  # 0.29 * 100 is slightly less than 29
+def count_best(fraction: float, episodes: int) -> int:
+    """Return ``floor(fraction E)`` of E episodes, at least 1."""
+    return max(1, int(fraction * episodes + 1e-9))  # 0.29 * 100 is slightly less than 29
 
 
 def return_to_go(rewards: ArrayLike) -> NDArray[np.float64]:

@@ -107,13 +107,13 @@ class Windows:
         windows._columns = self._columns[-int(self.trajectories.lengths.max()) :]
         return windows
 
-    def split(self, share: float, seed: int) -> tuple[Self, Self]:
+    def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
         """Split the episodes at random: return windows to train on, and windows of held-out episodes.
 
         Both draw uniformly from the steps of their part. Arguments and errors are those of
         `rlxf.data.splits.split_episodes`.
         """
-        training, held_out = split_episodes(self.episodes, share, seed)
+        training, held_out = split_episodes(self.episodes, fraction, seed)
         return self.of_episodes(training), self.of_episodes(held_out)
 
     def with_sampling(self, sampling: Sampling) -> Self:

@@ -54,11 +54,11 @@ def point_ahead(road: NDArray[np.float64], position: Point, distance: float) -> 
     """Return the point of a road (N, 2) a distance beyond the point nearest to a position, or its end."""
     first, edge = road[:-1], np.diff(road, axis=0)
     lengths = np.linalg.norm(edge, axis=1)
-    share = (((position - first) * edge).sum(axis=1) / lengths**2).clip(0, 1)
-    nearest = first + share[:, None] * edge
+    fraction = (((position - first) * edge).sum(axis=1) / lengths**2).clip(0, 1)
+    nearest = first + fraction[:, None] * edge
     i = int(np.argmin(np.linalg.norm(nearest - position, axis=1)))
     along = np.append(0, lengths.cumsum())
-    place = along[i] + share[i] * lengths[i] + distance
+    place = along[i] + fraction[i] * lengths[i] + distance
     return np.array([np.interp(place, along, road[:, axis]) for axis in range(2)])
 
 

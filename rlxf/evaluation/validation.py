@@ -10,10 +10,10 @@ from rlxf.evaluation.report import write_scalars
 class BestValidationCallback(SelectingCallback):
     """Measure the validation loss at regular intervals, log it, and save the agent with the lowest one.
 
-    The agent is trained offline with a ``validation_share``: its ``validation_losses`` need no environment.
-    They are logged as ``validation/loss`` and so on. The measurement does not affect the training. Use the
-    callback in ``learn``: `DecisionTransformer.learn_online` trains on a replay buffer that may contain the
-    held-out episodes.
+    The agent is trained offline with a ``validation_fraction``: its ``validation_losses`` need no
+    environment. They are logged as ``validation/loss`` and so on. The measurement does not affect the
+    training. Use the callback in ``learn``: `DecisionTransformer.learn_online` trains on a replay buffer that
+    may contain the held-out episodes.
 
     A low loss means good predictions of the actions in the data, including those of bad episodes. It shows
     overfitting and failed training, but it is no estimate of the return.
@@ -38,10 +38,11 @@ class BestValidationCallback(SelectingCallback):
         self.losses: dict[int, float] = {}
 
     def _on_training_start(self) -> None:
-        if getattr(self.model, "validation_share", None) is None:
+        if getattr(self.model, "validation_fraction", None) is None:
             raise ValueError(
                 f"BestValidationCallback needs an agent that holds out episodes, got "
-                f"{type(self.model).__name__} without validation_share: build it with validation_share=0.1"
+                f"{type(self.model).__name__} without validation_fraction: build it with "
+                f"validation_fraction=0.1"
             )
         super()._on_training_start()
 

@@ -20,7 +20,7 @@ MIN_PROBABILITY = 1e-3
 """Smallest estimated probability of a logged action; it bounds the importance ratio of a step by 1000."""
 FOLDS = 5
 """Default number of folds of episodes; for each, a clone is trained on the other folds."""
-VALIDATION_SHARE, VALIDATION_INTERVAL, MAX_VALIDATION_STEPS = 0.2, 100, 10_000
+VALIDATION_FRACTION, VALIDATION_INTERVAL, MAX_VALIDATION_STEPS = 0.2, 100, 10_000
 """Part of the training steps of a clone that selects its number of updates, and updates between the tests."""
 
 
@@ -188,7 +188,7 @@ def _shuffled(episodes: NDArray[np.int64], generator: torch.Generator) -> NDArra
 
 def _without_last(steps: Tensor) -> tuple[Tensor, Tensor]:
     """Split steps (n,) into those to train on and the last fifth, of at most 10,000, to validate on."""
-    held_out = min(int(VALIDATION_SHARE * len(steps)), MAX_VALIDATION_STEPS)
+    held_out = min(int(VALIDATION_FRACTION * len(steps)), MAX_VALIDATION_STEPS)
     first = len(steps) - held_out
     return steps[:first], steps[first:]
 

@@ -134,7 +134,7 @@ class TorchProcessGroup(ProcessGroup):
         local = parts["loss"] * (weight / total).to(values.dtype)
         return means | {"loss": local + (means["loss"] - local).detach()}
 
-    def weight_share(self, weight: Tensor) -> Tensor:
+    def weight_fraction(self, weight: Tensor) -> Tensor:
         total = weight.double().clone()
         self._all_reduce(total)
         return weight / total.clamp(min=1)

@@ -83,8 +83,8 @@ class ProcessGroup:
         """
         return parts
 
-    def weight_share(self, weight: Tensor) -> Tensor:
-        """Return the share of this rank's scalar weight in the sum of the weights of all ranks.
+    def weight_fraction(self, weight: Tensor) -> Tensor:
+        """Return the fraction of this rank's scalar weight in the sum of the weights of all ranks.
 
         It is the factor with which `reduce_means` multiplies the gradient of "loss".
         """

@@ -26,12 +26,12 @@ INTERVAL_TAGS = ("eval/mean_reward", "eval/ci_low", "eval/ci_high")
 DESCRIPTIONS = {
     "rollout/ep_rew_mean": "Mean return of the last 100 training episodes, with exploration.",
     "rollout/ep_len_mean": "Mean number of steps of the last 100 training episodes.",
-    "rollout/success_rate": "Share of successful episodes among the last 100 training episodes.",
+    "rollout/success_rate": "Fraction of successful episodes among the last 100 training episodes.",
     "eval/mean_reward": "Mean return of the episodes of an evaluation, without exploration.",
     "eval/ci_low": "Lower end of the 95% bootstrap interval of the mean return.",
     "eval/ci_high": "Upper end of the 95% bootstrap interval of the mean return.",
     "eval/iqm": "Interquartile mean of the returns of an evaluation.",
-    "eval/success_rate": "Share of successful episodes of an evaluation.",
+    "eval/success_rate": "Fraction of successful episodes of an evaluation.",
     "eval/normalized_score": "Mean return, with 0 and 100 at the reference scores.",
     "eval/spearman": "Rank correlation of target returns and achieved returns.",
     "train/loss": "Mean of the training loss over the updates since the last row of the log.",
@@ -39,11 +39,11 @@ DESCRIPTIONS = {
     "train/value_loss": "Mean squared error of the values.",
     "train/entropy_loss": "Negative mean entropy of the policy.",
     "train/approx_kl": "Approximate KL divergence between the policies before and after an update.",
-    "train/clip_fraction": "Share of ratios that PPO clips.",
+    "train/clip_fraction": "Fraction of ratios that PPO clips.",
     "train/explained_variance": "Explained variance of the values: 1 is perfect, 0 or less is useless.",
     "train/grad_norm": "Norm of the gradient before clipping.",
     "validation/loss": "Loss on held-out episodes.",
-    "memory/filled": "Share of the memory that belongs to the current episode.",
+    "memory/filled": "Fraction of the memory that belongs to the current episode.",
     "time/fps": "Environment steps per second, learning included.",
 }
 """Tag -> description that TensorBoard shows at its card; docs/reference/tensorboard.md has all tags."""

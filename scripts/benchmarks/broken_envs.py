@@ -42,7 +42,7 @@ WAYS: dict[str, Callable[[], Any]] = {
     "hangs": lambda: time.sleep(10**6),
 }
 NONE = "nothing breaks"
-MIN_SHARE = 0.8
+MIN_FRACTION = 0.8
 """Minimum share of throughput that the other environments must keep."""
 
 
@@ -103,7 +103,7 @@ class Broken:
         failures = {
             f"{self.lost_steps} lost steps, {self.reported_lost} of them reported": self.lost_steps
             != self.reported_lost,
-            f"the other environments kept {self.share:.0%} of their throughput": self.share < MIN_SHARE,
+            f"the other environments kept {self.share:.0%} of their throughput": self.share < MIN_FRACTION,
         }
         return [message for message, failed in failures.items() if failed]
 

@@ -188,7 +188,7 @@ class Checkpoints:
     """Evenly spaced evaluations in the second half of the updates; the last one is after all of them."""
     average_decay: float = 0.999
     """Decay of the moving average of the weights."""
-    validation_share: float = 0.1
+    validation_fraction: float = 0.1
     """Share of the episodes that are held out."""
     episodes: int = 20
     """Episodes of an evaluation."""
@@ -224,14 +224,14 @@ class Checkpoints:
         """Return the key of a training in the output file."""
         return (
             f"{self.dataset}, {variant}, {self.updates} updates, {self.evaluations} evaluations of "
-            f"{self.episodes} episodes, average {self.average_decay:g}, held out {self.validation_share:g}, "
-            f"seed {seed}"
+            f"{self.episodes} episodes, average {self.average_decay:g}, held out "
+            f"{self.validation_fraction:g}, seed {seed}"
         )
 
     def train(self, variant: str, seed: int) -> Run:
         """Train one agent and evaluate its checkpoints."""
         data, options = load_trajectories(self.dataset), VARIANTS[variant].arguments()
-        options["validation_share"] = self.validation_share
+        options["validation_fraction"] = self.validation_fraction
         agent = DecisionTransformer(data, seed=seed, device="cpu", **options)
         updates = np.linspace(self.updates, self.updates // 2, self.evaluations).astype(int).tolist()
         target = float(data.returns.max())

@@ -15,7 +15,7 @@ from rlxf.agents.decision_transformer.conditioning import (
     MaxReturn,
     SampledReturn,
 )
-from rlxf.agents.mlp.behavior_cloning import check_share
+from rlxf.agents.mlp.behavior_cloning import check_fraction
 from rlxf.agents.mlp.return_conditioned import check_returns_differ
 from rlxf.agents.offline.objectives import QRegularized
 from rlxf.agents.offline.trajectory_model import default_return_scale
@@ -33,7 +33,7 @@ class Preset:
         conditioned_width: width of both hidden layers of the return-conditioned perceptron.
         weight_averaging: decay of the moving average of the weights of all agents of this package; None for
             none.
-        validation_share: share of the episodes that all agents of this package hold out; None for none.
+        validation_fraction: share of the episodes that all agents of this package hold out; None for none.
         state_loss_weight: weight of the auxiliary loss of the transformers of this package.
     """
 
@@ -41,7 +41,7 @@ class Preset:
     transformer: Setting
     conditioned_width: int
     weight_averaging: float | None = None
-    validation_share: float | None = None
+    validation_fraction: float | None = None
     state_loss_weight: float = 0.0
 
     @property
@@ -49,13 +49,13 @@ class Preset:
         """Arguments of all agents of this package."""
         return {
             "weight_averaging": self.weight_averaging,
-            "validation_share": self.validation_share,
+            "validation_fraction": self.validation_fraction,
             "device": "cpu",
         }
 
     def describe(self, *sizes: str) -> str:
         """Return the updates, these sizes and the options of all agents of this package in words."""
-        options = {"weight averaging": self.weight_averaging, "validation share": self.validation_share}
+        options = {"weight averaging": self.weight_averaging, "validation fraction": self.validation_fraction}
         given = [f"{name} {value:g}" for name, value in options.items() if value is not None]
         return ", ".join([f"{self.updates} updates", *sizes, *given])
 
@@ -164,7 +164,7 @@ HIGH = HighReturns(0.25)
 METHODS = {
     "bc": Method("BC", cloning, no_requirement, Preset.describe),
     "bc-best": Method(
-        "BC of the best 10%", partial(cloning, best=0.1), partial(check_share, best=0.1), Preset.describe
+        "BC of the best 10%", partial(cloning, best=0.1), partial(check_fraction, best=0.1), Preset.describe
     ),
     "bc-weighted": Method(
         "BC, return-weighted", partial(cloning, sampling=WEIGHTED), no_requirement, Preset.describe

@@ -138,7 +138,7 @@ def ours(job: Job, make: Callable[[Trajectories, Preset, int], Any], data: Traje
     target = highest_return(data) if agent.return_conditioned else None
     torch.manual_seed(job.seed)  # stochastic policies draw from the global generator
     returns = evaluated(agent, job.episodes, target, METHODS[job.method].deterministic)
-    loss = None if agent.validation_share is None else agent.validation_losses()["loss"]
+    loss = None if agent.validation_fraction is None else agent.validation_losses()["loss"]
     return returns, target, clock.durations, memory, loss
 
 

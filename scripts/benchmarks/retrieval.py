@@ -146,12 +146,12 @@ class Retrieval:
         env = agent.make_env(self.episodes)
         report = evaluate(agent, env, self.episodes, target_returns=[target]).first
         milliseconds = {str(envs): acting_milliseconds(agent, envs, target) for envs in (1, 50)}
-        share = 0.0 if agent.datastore is None else mean_share(agent.datastore)
+        share = 0.0 if agent.datastore is None else mean_weight(agent.datastore)
         return Run(name, seed, report.returns.tolist(), report.lengths.tolist(), milliseconds, share)
 
 
 @torch.no_grad()
-def mean_share(memory: ActionDatastore) -> float:
+def mean_weight(memory: ActionDatastore) -> float:
     """Return the mean weight of the datastore in predictions, averaged over its keys."""
     return memory.reader.neighbor_weight(memory.store.keys).mean().item()
 

@@ -85,7 +85,7 @@ class Returns:
     """Dropout of the transformers; None for 0.1."""
     state_loss_weight: float = 0.0
     """Weight of the auxiliary loss of the transformers but hf: the prediction of the next observation."""
-    validation_share: float | None = None
+    validation_fraction: float | None = None
     """Share of the episodes that all agents but hf hold out; None for none. A table then shows the loss of
     each agent on them next to its score, for the diagnosis of seeds that fail."""
     seeds: int = 5
@@ -125,7 +125,7 @@ class Returns:
             updates=self.updates or preset.updates,
             transformer=setting,
             weight_averaging=self.weight_averaging,
-            validation_share=self.validation_share,
+            validation_fraction=self.validation_fraction,
             state_loss_weight=self.state_loss_weight,
         )
 
@@ -154,7 +154,7 @@ class Returns:
             of_data = [run for run in runs if run.method == DATA]
             console.print(as_table("IQM, side by side", side_by_side(groups, of_data), columns))
         console.print(as_table("criteria", criteria(runs, self.datasets), CRITERIA))
-        if self.validation_share is not None:
+        if self.validation_fraction is not None:
             console.print(as_table("agents", agent_rows(runs), AGENT_COLUMNS))
         console.print(f"numbers: {self.output}")
 

@@ -20,7 +20,7 @@ from tests.datasets import ID, record_cartpole
 
 LENGTHS = (9, 3, 12, 1, 5, 7, 2, 8, 4, 6)
 SHARED = "--updates 6 --log-interval 2 --batch-size 4 --no-progress-bar --seed 1"
-ROBUST = "--weight-averaging 0.9 --validation-share 0.2 --validation-seed 3 --sampling uniform-episodes"
+ROBUST = "--weight-averaging 0.9 --validation-fraction 0.2 --validation-seed 3 --sampling uniform-episodes"
 COMMANDS = {
     "dt": "train dt --context-length 4 --core.width 8 --core.layers 1 --episodes 2 --evaluate-every 2",
     "bc": "train bc --hidden-sizes 8 --episodes 2 --evaluate-every 2",
@@ -52,7 +52,7 @@ def logged(run):
 def test_options_reach_the_agent_and_the_files(data, capsys, name):
     run = train(name, *shlex.split(ROBUST))
     config = json.loads((run / "config.json").read_text())
-    expected = {"weight_averaging": 0.9, "validation_share": 0.2, "validation_seed": 3}
+    expected = {"weight_averaging": 0.9, "validation_fraction": 0.2, "validation_seed": 3}
     assert {key: config[key] for key in expected} == expected
     settings = read_archive(run / "checkpoint.zip").documents["agent"]["settings"]
     assert {key: settings[key] for key in expected} == expected
@@ -71,7 +71,7 @@ def test_options_reach_the_agent_and_the_files(data, capsys, name):
 def test_defaults_are_not_in_checkpoints(data):
     run = train("bc")
     archive = read_archive(run / "checkpoint.zip")
-    names = {"weight_averaging", "validation_share", "validation_seed", "sampling"}
+    names = {"weight_averaging", "validation_fraction", "validation_seed", "sampling"}
     assert not names & archive.documents["agent"]["settings"].keys()
     assert archive.tensors.keys() == {"generators", "policy", "optimizer", "window_generator"}
     assert not (run / "best-validation.zip").exists()
@@ -97,7 +97,7 @@ def test_sampling_has_options():
 
 
 def test_the_progress_shows_the_validation_loss(data, capsys):
-    words = f"train bc --dataset {ID} --updates 3 --hidden-sizes 8 --episodes 0 --validation-share 0.2"
+    words = f"train bc --dataset {ID} --updates 3 --hidden-sizes 8 --episodes 0 --validation-fraction 0.2"
     main(shlex.split(f"{words} --run runs/shown"))
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("updates 3/3"))
     losses = logged(Path("runs/shown"))["validation/loss"]
@@ -106,7 +106,7 @@ def test_the_progress_shows_the_validation_loss(data, capsys):
 
 
 def test_the_checkpoint_of_the_lowest_validation_loss_can_be_evaluated(data, capsys):
-    run = train("dt", "--validation-share", "0.2")
+    run = train("dt", "--validation-fraction", "0.2")
     capsys.readouterr()
     words = ["--episodes", "2", "--no-progress-bar"]
     main(["evaluate", str(run), "--checkpoint", "validation", *words])
@@ -122,7 +122,7 @@ def test_a_run_without_held_out_episodes_has_no_such_checkpoint(data, capsys):
     run = train("bc")
     message = (
         "has no best-validation.zip: it is a shared copy of one checkpoint, or was trained without "
-        "--validation-share; evaluate the last checkpoint"
+        "--validation-fraction; evaluate the last checkpoint"
     )
     assert message in refused(capsys, "evaluate", str(run), "--checkpoint", "validation", "--episodes", "2")
 
@@ -131,8 +131,8 @@ def test_a_run_without_held_out_episodes_has_no_such_checkpoint(data, capsys):
     ("words", "message"),
     [
         ("--weight-averaging 1", "of more than 0 and less than 1 or None, got 1"),
-        ("--validation-share 0", "of more than 0 and less than 1 or None, got 0"),
-        ("--validation-share 0.5 --validation-seed -1", "validation_seed must be an integer from 0 to"),
+        ("--validation-fraction 0", "of more than 0 and less than 1 or None, got 0"),
+        ("--validation-fraction 0.5 --validation-seed -1", "validation_seed must be an integer from 0 to"),
         ("--sampling uniform", "unknown sampling 'uniform'; "),
         (
             '--sampling \'{"name": "ReturnWeighted", "temperature": 0}\'',

@@ -29,7 +29,7 @@ OFFLINE = shlex.split(
     f"train dt --dataset {ID} --updates 4 --log-interval 2 --episodes 2 --context-length 4 --batch-size 4"
     " --evaluate-every 2 --checkpoint-seconds 0 --core.width 8 --core.layers 1"
 )
-ROBUST = shlex.split("--weight-averaging 0.8 --validation-share 0.3 --sampling uniform-episodes")
+ROBUST = shlex.split("--weight-averaging 0.8 --validation-fraction 0.3 --sampling uniform-episodes")
 AGENTS = {
     "GTrXL": (GTrXLPPO, ONLINE, 2 * ROLLOUT),
     "Decision Transformer": (DecisionTransformer, OFFLINE, 1),

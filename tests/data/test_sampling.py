@@ -38,7 +38,7 @@ def slow_probabilities(data, sampling, episodes):
             elif sampling == UniformEpisodes():
                 weights[step] = 1 / data.lengths[e]
             elif isinstance(sampling, HighReturns):
-                weights[step] = returns[e] >= high - sampling.range_share * (high - low)
+                weights[step] = returns[e] >= high - sampling.range_fraction * (high - low)
             else:
                 weights[step] = np.exp((returns[e] - low) / (high - low) / sampling.temperature)
     return weights / weights.sum()
@@ -105,7 +105,9 @@ def test_the_best_episode_is_always_drawn_and_units_do_not_matter(sampling):
 @pytest.mark.parametrize("high", [1, 9])
 def test_few_high_returns_are_reported(high):
     returns = np.r_[np.zeros(50 - high), np.ones(high)].astype(np.float32)
-    with pytest.warns(UserWarning, match=rf"uses {high} of 50 episodes, .* a larger range_share uses more"):
+    with pytest.warns(
+        UserWarning, match=rf"uses {high} of 50 episodes, .* a larger range_fraction uses more"
+    ):
         weights = HighReturns(0.5).episode_weights(np.full(50, 3), returns)
     assert weights.tolist() == [0.0] * (50 - high) + [3.0] * high
 
@@ -185,10 +187,10 @@ def test_equal_returns_cannot_be_weighted():
         (lambda: ReturnWeighted(-1.0), ValueError, "temperature must be above 0, got -1"),
         (lambda: ReturnWeighted(float("inf")), ValueError, "temperature must be finite"),
         (lambda: ReturnWeighted("1"), TypeError, "temperature must be a number, got '1'"),
-        (lambda: HighReturns(0), ValueError, "range_share must be above 0 and at most 1, got 0"),
-        (lambda: HighReturns(1.5), ValueError, "range_share must be above 0 and at most 1, got 1.5"),
-        (lambda: HighReturns(float("nan")), ValueError, "range_share must be finite, got nan"),
-        (lambda: HighReturns(True), TypeError, "range_share must be a number, got True"),
+        (lambda: HighReturns(0), ValueError, "range_fraction must be above 0 and at most 1, got 0"),
+        (lambda: HighReturns(1.5), ValueError, "range_fraction must be above 0 and at most 1, got 1.5"),
+        (lambda: HighReturns(float("nan")), ValueError, "range_fraction must be finite, got nan"),
+        (lambda: HighReturns(True), TypeError, "range_fraction must be a number, got True"),
     ],
 )
 def test_bad_schemes_are_errors(make, error, message):
@@ -258,12 +260,12 @@ def test_a_split_depends_on_its_seed_only():
             1,
             0.5,
             ValueError,
-            "holds out episodes, which needs at least two, got 1: use validation_share=None",
+            "holds out episodes, which needs at least two, got 1: use validation_fraction=None",
         ),
-        (9, 0, ValueError, "validation_share must be above 0 and below 1, got 0"),
-        (9, 1.0, ValueError, "validation_share must be above 0 and below 1, got 1.0"),
-        (9, float("nan"), ValueError, "validation_share must be finite, got nan"),
-        (9, "half", TypeError, "validation_share must be a number, got 'half'"),
+        (9, 0, ValueError, "validation_fraction must be above 0 and below 1, got 0"),
+        (9, 1.0, ValueError, "validation_fraction must be above 0 and below 1, got 1.0"),
+        (9, float("nan"), ValueError, "validation_fraction must be finite, got nan"),
+        (9, "half", TypeError, "validation_fraction must be a number, got 'half'"),
     ],
 )
 def test_impossible_splits_are_errors(count, share, error, message):

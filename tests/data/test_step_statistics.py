@@ -34,7 +34,7 @@ def test_rewards_are_counted_as_in_a_loop(rewards):
     counts = Counter(rewards)
     candidates = {0.0, min(rewards), max(rewards), sorted(rewards)[len(rewards) // 2]}
     assert counts[statistics.common] == max(counts[each] for each in candidates)
-    assert statistics.common_share == counts[statistics.common] / len(rewards)
+    assert statistics.common_fraction == counts[statistics.common] / len(rewards)
     assert statistics.constant == (len(counts) == 1)
 
 
@@ -49,7 +49,7 @@ def test_a_common_reward_between_the_extremes_is_found():
     """A penalty in each step, a goal and a trap."""
     statistics = RewardStatistics.of(np.array([-0.01] * 98 + [1, -1], np.float32))
     assert statistics.nearly_constant
-    assert (statistics.common, statistics.common_share) == (pytest.approx(-0.01), 0.98)
+    assert (statistics.common, statistics.common_fraction) == (pytest.approx(-0.01), 0.98)
 
 
 def test_a_share_below_one_is_not_rounded_to_all_steps():

@@ -116,7 +116,7 @@ def acts_on(observations: spaces.Space[Any], **own: Any) -> Workflow:
 
 def callbacks(device: str) -> Numbers:
     """Train with validation, weight averaging, evaluation and a plot of attention; return the log."""
-    one = agent(device, validation_share=0.3, weight_averaging=0.9)
+    one = agent(device, validation_fraction=0.3, weight_averaging=0.9)
     with TemporaryDirectory() as folder:
         rows, file = keep_log(one, folder), Path(folder) / "best.zip"
         env = scripts(shifted(2), VECTOR, SCALED)
@@ -129,7 +129,7 @@ def callbacks(device: str) -> Numbers:
 
 def validates(make: Callable[..., Any]) -> Workflow:
     """Return a workflow that measures the losses on held-out episodes."""
-    return lambda device: make(device, validation_share=0.3).validation_losses()
+    return lambda device: make(device, validation_fraction=0.3).validation_losses()
 
 
 def resumes_offline(make: Callable[..., Any] = agent, **own: Any) -> Workflow:
@@ -151,7 +151,7 @@ def learns_online(target: float | None = 3.0, **own: Any) -> Workflow:
 
 def pretrains(device: str) -> Numbers:
     """Pre-train a transformer, and load it into an agent, which is trained."""
-    source = agent(device, kind=MaskedPretraining, predicted_tokens=KINDS, validation_share=0.3).learn(2)
+    source = agent(device, kind=MaskedPretraining, predicted_tokens=KINDS, validation_fraction=0.3).learn(2)
     with TemporaryDirectory() as folder:
         source.save(file := Path(folder) / "pretrained.zip")
         source = MaskedPretraining.load(file, source.trajectories, device=device)

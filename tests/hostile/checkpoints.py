@@ -98,8 +98,8 @@ ATTACKS = {
     "core that is code": described("dt", (*SETTINGS, "core", "position"), {"name": "os.system"}, ""),
     "objective that is code": described("dt", (*SETTINGS, "objective"), {"name": "stranger.notes"}, ""),
     "sampling that is code": described("dt", (*SETTINGS, "sampling"), {"name": "stranger.notes"}, "sampling"),
-    "share that is code": described(
-        "dt", (*SETTINGS, "validation_share"), {"name": "stranger.notes"}, "validation_share"
+    "fraction that is code": described(
+        "dt", (*SETTINGS, "validation_fraction"), {"name": "stranger.notes"}, "validation_fraction"
     ),
     "decay that is code": described(
         "dt", (*SETTINGS, "weight_averaging"), "stranger.notes", "weight_averaging"

@@ -57,7 +57,7 @@ def accumulate_gradients(
     over the batch is ``L = sum_i (n_i / N) L_i``. Each micro-batch is differentiated before the next one is
     computed, so the activations of one micro-batch at a time are in memory. The gradient of the returned
     "loss" is that of the last term: its ``backward`` completes the gradient of L. Gradients must be cleared
-    before. The gradients of this process are weighted by its share of the real steps of all processes.
+    before. The gradients of this process are weighted by its fraction of the real steps of all processes.
 
     Dropout, and the sampled entropy of Box actions in `MaximumEntropy`, draw other random numbers than for
     the whole batch. A loss that is not a mean over real steps, e.g. a quotient of means, cannot be divided.
@@ -69,7 +69,7 @@ def accumulate_gradients(
         ranks: process group; this method contains one collective.
     """
     counts = torch.stack([count(batch) for batch in micro_batches])
-    share = ranks.weight_share(counts.sum())
+    fraction = ranks.weight_fraction(counts.sum())
     weights = counts / counts.sum().clamp(min=1)
     sums: Losses = {}
     for number, batch in enumerate(micro_batches):
@@ -78,7 +78,7 @@ def accumulate_gradients(
         sums = {name: sums.get(name, 0) + weight * x.detach() for name, x in parts.items()}
         term = weight * parts["loss"]
         if number < len(micro_batches) - 1:
-            (share * term).backward()
+            (fraction * term).backward()
     return sums | {"loss": term + (sums["loss"] - term).detach()}
 
 

@@ -89,7 +89,7 @@ class Calibration(Tabular):
 
     Args:
         thresholds: K thresholds in decreasing order, the safest first.
-        risk: share of an episode's steps whose action differs from the full-depth action, averaged over
+        risk: fraction of an episode's steps whose action differs from the full-depth action, averaged over
             episodes, for each threshold, (K,).
         depth: mean number of passes through the layers for each threshold, (K,).
         within_bound: whether each threshold satisfies the risk bound, (K,) bool.

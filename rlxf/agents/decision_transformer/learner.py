@@ -118,8 +118,8 @@ class DecisionTransformer(OnlineFinetuning):
         weight_averaging: decay of an exponential moving average of the weights, e.g. 0.999; None for none.
             The average acts and is the policy of a file, which also holds the newest weights. It covers about
             the last ``1 / (1 - decay)`` updates and starts with the first one (`WeightAverage`).
-        validation_share: share of the episodes that are held out for `validation_losses`, above 0 and below
-            1; at least one episode, and at least one stays. None to train on all episodes.
+        validation_fraction: fraction of the episodes that are held out for `validation_losses`, above 0 and
+            below 1; at least one episode, and at least one stays. None to train on all episodes.
         validation_seed: seed of the choice of held-out episodes. It is not ``seed``, so agents with different
             seeds are measured on the same episodes.
         sampling: probabilities with which windows are drawn. None for `UniformSteps`: all steps are equally
@@ -192,7 +192,7 @@ class DecisionTransformer(OnlineFinetuning):
         context: ContextKind = "window",
         conditioning: Conditioning | None = None,
         weight_averaging: float | None = None,
-        validation_share: float | None = None,
+        validation_fraction: float | None = None,
         validation_seed: int = 0,
         sampling: Sampling | None = None,
         state_loss_weight: float = 0.0,

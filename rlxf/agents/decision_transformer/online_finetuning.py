@@ -83,8 +83,9 @@ class OnlineFinetuning(DecisionTransformerActing, TargetReturnAgent):
         samples its actions, a deterministic one adds Gaussian noise to them. Each episode is relabeled with
         its achieved returns-to-go (hindsight) and added to the buffer. After each round of environment steps
         the agent is updated on windows of the buffer, with the loss of its objective. All steps of the buffer
-        are equally likely, and it may hold any episode of the dataset: ``sampling`` and ``validation_share``
-        are those of `learn` only. ``num_timesteps`` counts environment steps, as in SB3; there is no warm-up.
+        are equally likely, and it may hold any episode of the dataset: ``sampling`` and
+        ``validation_fraction`` are those of `learn` only. ``num_timesteps`` counts environment steps, as in
+        SB3; there is no warm-up.
 
         With `MaximumEntropy`, the policy imitates the best of its own episodes. With `QRegularized`, it also
         follows the gradient of a critic, which learns from the episodes of the buffer. The critic has no

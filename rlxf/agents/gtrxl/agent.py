@@ -212,8 +212,8 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, OnPolicyAlgorithm):
     ) -> Calibration:
         """Calibrate and set the exit threshold of `predict`, for a core with depth `CALM`.
 
-        The risk is the expected share of an episode's steps whose most likely early-exit action differs from
-        the full-depth action. It is at most ``alpha``, with probability at least ``1 - delta`` over the
+        The risk is the expected fraction of an episode's steps whose most likely early-exit action differs
+        from the full-depth action. It is at most ``alpha``, with probability at least ``1 - delta`` over the
         sampled episodes. The expectation is over episodes that the agent plays at full depth, with equal
         weight for short and long episodes. Box actions count as the same if they differ by at most half a
         standard deviation of the policy. The threshold is saved with the agent. It is valid only for the
@@ -226,7 +226,7 @@ class GTrXLAgent(DatastoreMixin, CalibrationMixin, OnPolicyAlgorithm):
             env: environment to act in, or an id, whose environment is closed at the end. Observations are
                 normalized as in training, whose statistics are not updated. In the training environment,
                 its episodes end, and a later `learn` begins new ones.
-            alpha: bound on the risk, the expected share of steps with different actions.
+            alpha: bound on the risk, the expected fraction of steps with different actions.
             delta: maximum probability that the guarantee fails.
             thresholds: confidence thresholds in descending order within [0, 1], the safest first.
             episodes: minimum number of episodes, in equal shares of the environments.

@@ -33,7 +33,7 @@ def measure_exits(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the loss of each episode and threshold, (N, K), and the mean depth of each threshold, (K,).
 
-    The loss is the share of the episode's steps whose most likely early-exit action differs from the most
+    The loss is the fraction of the episode's steps whose most likely early-exit action differs from the most
     likely full-depth action; see `ActionHead.same_most_likely_action`.
 
     Args:
@@ -54,7 +54,7 @@ def measure_exits(
 
 
 def episode_losses(actor: "ExitComparison", env: VecEnv, episodes_per_env: int) -> NDArray[np.float64]:
-    """Return the share of steps with a different action for each episode and threshold.
+    """Return the fraction of steps with a different action for each episode and threshold.
 
     The result is (E * episodes_per_env, K). All E environments contribute equally many episodes, so that
     short episodes are not overrepresented.

@@ -75,8 +75,8 @@ def segment_mask(segments: Segments) -> AttentionMask:
     return transformer.attention_mask(index, key)
 
 
-def memory_attention_share(weights: Tensor) -> float:
-    """Share of all attention on the memory, from 0 to 1.
+def memory_attention_fraction(weights: Tensor) -> float:
+    """Fraction of all attention on the memory, from 0 to 1.
 
     Args:
         weights: attention weights (B, H, T, M + T), with the M keys of the memory first.
@@ -102,7 +102,7 @@ ENVIRONMENTS = 4
 class MemoryCallback(RolloutCallback):
     """Log memory metrics of each layer every ``every_rollouts`` rollouts.
 
-    - ``memory/layer_1/attention_on_memory``: share of attention on steps before the segment.
+    - ``memory/layer_1/attention_on_memory``: fraction of attention on steps before the segment.
     - ``memory/layer_1/attended_distance``: mean distance of attention, in steps before the query.
     - ``memory/layer_1/attention_gate``, ``feed_forward_gate``, only with `GRUGate` and `HighwayGate`: mean
       update gate after the two sublayers. 0 skips the sublayer, 1 replaces the residual stream. A recurrent
@@ -123,7 +123,7 @@ class MemoryCallback(RolloutCallback):
         distance = segment_mask(segments).distance
         for layer, weights in segment_weights(segments).items():
             tag = f"memory/layer_{layer}"
-            self.logger.record(f"{tag}/attention_on_memory", memory_attention_share(weights))
+            self.logger.record(f"{tag}/attention_on_memory", memory_attention_fraction(weights))
             self.logger.record(f"{tag}/attended_distance", mean_attention_distance(weights, distance))
         for gate, activation in gate_activations(*segments).items():
             self.logger.record(f"memory/{group_of(gate)}", activation.mean().item())

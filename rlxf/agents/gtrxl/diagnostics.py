@@ -15,7 +15,7 @@ from rlxf.agents.gtrxl.value_head import PopArtHead
 from rlxf.utils.warnings import warn_user
 
 COLLAPSED = 0.01
-"""Collapse threshold: share of the maximal entropy; for Box actions, deviation per half range."""
+"""Collapse threshold: fraction of the maximal entropy; for Box actions, deviation per half range."""
 EXPLOSION_RATIO = 100.0
 """Explosion threshold: value loss in multiples of that of a constant prediction, and of its own median."""
 MIN_SAMPLES = 10

@@ -89,7 +89,7 @@ class GTrXLPPO(TrainingLoop):
             values then become accurate after few updates, while with 0.95 they propagate back only 20 steps
             per update (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE").
         target_kl: end an update when the KL divergence exceeds 1.5 times this; None for no limit.
-        advantage_epsilon: share of the standard deviation of recent returns that is added to the standard
+        advantage_epsilon: fraction of the standard deviation of recent returns that is added to the standard
             deviation of the advantages, by which they are divided. It limits the amplification of noise when
             advantages are small.
         use_sde: explore with generalized state-dependent noise (gSDE), for Box actions. The noise is a

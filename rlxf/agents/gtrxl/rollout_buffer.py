@@ -169,7 +169,7 @@ class SegmentBuffer:
 
     @property
     def filled(self) -> float:
-        """Share of the memory at the end of the rollout that belongs to the current episode."""
+        """Fraction of the memory at the end of the rollout that belongs to the current episode."""
         episode = self.index.episode[:, self.step :]
         return ((episode == episode[:, -1:]) & (episode != EMPTY)).float().mean().item()
 

@@ -25,7 +25,7 @@ from rlxf.training.json_rules import Rule, number
 from rlxf.utils.warnings import warn_user
 
 MIN_EPISODES = 10
-"""Smallest number of episodes of which a share can be chosen."""
+"""Smallest number of episodes of which a fraction can be chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +40,21 @@ class BehaviorCloning(MLPAgent):
     """Behavior cloning: a multilayer perceptron that imitates the actions of the data.
 
     It minimizes ``mean of error(action | the last K observations)`` over the steps of all episodes, or of the
-    share ``best`` with the highest returns. Steps are drawn with equal probability. The agent acts without a
-    target return, in environments that are not wrapped in `rlxf.envs.ReturnToGo`. Otherwise its interface is
-    that of `rlxf.DecisionTransformer`, including callbacks, loggers, files and exact resumption.
+    fraction ``best`` with the highest returns. Steps are drawn with equal probability. The agent acts without
+    a target return, in environments that are not wrapped in `rlxf.envs.ReturnToGo`. Otherwise its interface
+    is that of `rlxf.DecisionTransformer`, including callbacks, loggers, files and exact resumption.
 
     Observations are normalized with the mean and standard deviation over all episodes, whatever ``best`` is:
     a feature that hardly varies in a few good episodes would otherwise be magnified while acting.
 
     Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation"; the
-    share of the best episodes, as %BC: Chen et al. 2021, arXiv:2106.01345, section 5. Sizes and learning rate
-    are those of CORL (Tarasov et al. 2022, arXiv:2210.07105).
+    fraction of the best episodes, as %BC: Chen et al. 2021, arXiv:2106.01345, section 5. Sizes and learning
+    rate are those of CORL (Tarasov et al. 2022, arXiv:2210.07105).
 
     Args:
         dataset: a Minari id, a ``MinariDataset``, a sequence of these, or `Trajectories`.
-        best: share of the episodes to imitate, above 0 and at most 1: ``floor(best E)`` of E episodes, at
-            least one, those with the highest returns. A share below 1 needs at least ten episodes.
+        best: fraction of the episodes to imitate, above 0 and at most 1: ``floor(best E)`` of E episodes, at
+            least one, those with the highest returns. A fraction below 1 needs at least ten episodes.
         context_length: number of the last observations K that an action depends on. More than 1 helps if
             observations are partial; `predict` then has a state.
         hidden_sizes: widths of the hidden layers; () for a linear policy.
@@ -67,7 +67,7 @@ class BehaviorCloning(MLPAgent):
         max_grad_norm: maximum gradient norm; larger gradients are clipped.
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, also of Box actions.
         weight_averaging: see `DecisionTransformer`.
-        validation_share: see `DecisionTransformer`.
+        validation_fraction: see `DecisionTransformer`.
         validation_seed: see `DecisionTransformer`.
         sampling: see `DecisionTransformer`.
         gradient_accumulation_steps: see `DecisionTransformer`.
@@ -114,7 +114,7 @@ class BehaviorCloning(MLPAgent):
         max_grad_norm: float = 1.0,
         objective: Objective | None = None,
         weight_averaging: float | None = None,
-        validation_share: float | None = None,
+        validation_fraction: float | None = None,
         validation_seed: int = 0,
         sampling: Sampling | None = None,
         gradient_accumulation_steps: int = 1,
@@ -148,7 +148,7 @@ class BehaviorCloning(MLPAgent):
         windows = super().windows(trajectories)
         if self.best == 1:
             return windows
-        check_share(trajectories, self.best)
+        check_fraction(trajectories, self.best)
         return windows.of_episodes(trajectories.best_episodes(self.best))
 
     def _encode(self, observation: Any) -> tuple[EncodedObservation, Tensor | None]:
@@ -156,7 +156,7 @@ class BehaviorCloning(MLPAgent):
 
 
 def warn_of_equal_returns(data: Trajectories, best: float) -> None:
-    """Warn if a share of the episodes below 1 is requested of episodes with the same return."""
+    """Warn if a fraction of the episodes below 1 is requested of episodes with the same return."""
     if best < 1 and not differ_beyond_rounding(data.returns):
         warn_user(
             f"best={best:g} has no meaning: all {data.episodes} episodes have the return "
@@ -164,8 +164,8 @@ def warn_of_equal_returns(data: Trajectories, best: float) -> None:
         )
 
 
-def check_share(data: Trajectories, best: float) -> None:
-    """Raise ValueError if a share of the episodes below 1 is requested of fewer than ten episodes."""
+def check_fraction(data: Trajectories, best: float) -> None:
+    """Raise ValueError if a fraction of the episodes below 1 is requested of fewer than ten episodes."""
     if best < 1 and data.episodes < MIN_EPISODES:
         raise ValueError(
             f"best={best:g} chooses the episodes with the highest returns, which needs at least "

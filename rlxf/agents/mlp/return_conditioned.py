@@ -98,7 +98,7 @@ class ReturnConditionedMLP(MLPAgent, TargetReturnAgent):
             return-to-go over all steps of the dataset.
         objective: None for `Imitation`; `MaximumEntropy` for a stochastic policy, also of Box actions.
         weight_averaging: see `DecisionTransformer`.
-        validation_share: see `DecisionTransformer`.
+        validation_fraction: see `DecisionTransformer`.
         validation_seed: see `DecisionTransformer`.
         sampling: see `DecisionTransformer`.
         gradient_accumulation_steps: see `DecisionTransformer`.
@@ -144,7 +144,7 @@ class ReturnConditionedMLP(MLPAgent, TargetReturnAgent):
         return_scale: float | None = None,
         objective: Objective | None = None,
         weight_averaging: float | None = None,
-        validation_share: float | None = None,
+        validation_fraction: float | None = None,
         validation_seed: int = 0,
         sampling: Sampling | None = None,
         gradient_accumulation_steps: int = 1,

@@ -58,7 +58,7 @@ class OfflineConfig:
         "seed": SEED_RULE,
         "verbose": whole(0),
         "weight_averaging": number(above=0, below=1) | NOTHING,
-        "validation_share": number(above=0, below=1) | NOTHING,
+        "validation_fraction": number(above=0, below=1) | NOTHING,
         "validation_seed": SEED_VALUE,
         "gradient_accumulation_steps": whole(1),
         "precision": PRECISION_RULE,
@@ -88,7 +88,7 @@ class OfflineConfig:
     verbose: int
     seed: int | None
     weight_averaging: float | None = None
-    validation_share: float | None = None
+    validation_fraction: float | None = None
     validation_seed: int = 0
     sampling: Sampling = UNIFORM_STEPS
     gradient_accumulation_steps: int = 1

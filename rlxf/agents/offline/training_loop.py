@@ -280,7 +280,7 @@ class OfflineTrainingLoop(ValidatedAlgorithm):
         if writes_tensorboard(self.logger):
             values = self.config.hyperparameters(type(self).__name__, self.dataset_info)
             write_hyperparameters(self.logger, values)
-            losses = ["train/loss", *["validation/loss"] * (self.validation_share is not None)]
+            losses = ["train/loss", *["validation/loss"] * (self.validation_fraction is not None)]
             write_layout(self.logger, losses, targets=getattr(self, "return_conditioned", False))
         return self._total_timesteps, self._init_callback(callback, progress_bar)
 

@@ -22,7 +22,7 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
     trajectories: Trajectories | None
     dataset_info: DatasetInfo
     batch_size: int
-    validation_share: float | None
+    validation_fraction: float | None
     validation_seed: int
     sampling: Sampling
 
@@ -47,8 +47,8 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
         Raises:
             ValueError: if the episodes are too few to hold some out, or do not suit model or ``sampling``.
         """
-        if self.validation_share is not None:
-            windows, _ = windows.split(self.validation_share, self.validation_seed)
+        if self.validation_fraction is not None:
+            windows, _ = windows.split(self.validation_fraction, self.validation_seed)
         self.policy.check_episodes(windows.trajectories, windows.episodes)
         return windows.with_sampling(self.sampling)
 
@@ -64,15 +64,15 @@ class ValidatedAlgorithm(CheckpointedAlgorithm):
         returned, too. Equal weights have equal losses. Random states are not changed.
 
         Raises:
-            ValueError: if the agent has no ``validation_share``, or was loaded without a dataset.
+            ValueError: if the agent has no ``validation_fraction``, or was loaded without a dataset.
         """
-        if self.validation_share is None:
+        if self.validation_fraction is None:
             raise ValueError(
-                "there are no held-out episodes: build the agent with validation_share, e.g. 0.1, or load it "
-                "with validation_share=0.1 before training"
+                "there are no held-out episodes: build the agent with validation_fraction, e.g. 0.1, or load "
+                "it with validation_fraction=0.1 before training"
             )
         windows = self.policy.needed_columns(self.windows(self._data()))
-        _, windows = windows.split(self.validation_share, self.validation_seed)
+        _, windows = windows.split(self.validation_fraction, self.validation_seed)
         batches = (batch.to(self.device) for batch in self._validation_batches(windows))
         with preserve_rng_state():
             torch.manual_seed(self.validation_seed)
@@ -106,6 +106,6 @@ def mean_validation_losses(model: OfflineModel, batches: Iterable[Any]) -> dict[
     if count == 0:
         raise ValueError(
             "no token of the held-out episodes is predicted, so there is no validation loss: hold out more "
-            "episodes, with a larger validation_share, or choose another validation_seed"
+            "episodes, with a larger validation_fraction, or choose another validation_seed"
         )
     return {name: value / count for name, value in sums.items()}

@@ -73,8 +73,8 @@ class KNNLM(OutputHead):
         log_near = torch.where(seen, p_near, 1).log().masked_fill(~seen, -torch.inf)
         if self.weight == 1:
             return log_near
-        share = torch.tensor(self.weight, dtype=log_p.dtype, device=log_p.device)
-        return torch.logaddexp(log_p + (1 - share).log(), log_near + share.log())
+        weight = torch.tensor(self.weight, dtype=log_p.dtype, device=log_p.device)
+        return torch.logaddexp(log_p + (1 - weight).log(), log_near + weight.log())
 
 
 class KNNLMModule(OutputHeadModule):

@@ -37,7 +37,7 @@ class Projection(nn.Module, ABC):
     def linear_summaries(self, x: Tensor, filled: Tensor) -> Tensor:
         """Return the summaries without bias and nonlinearity; arguments as in `forward`.
 
-        For one-hot x they are the share of each token in each summary.
+        For one-hot x they are the fraction of each token in each summary.
         """
 
     @abstractmethod

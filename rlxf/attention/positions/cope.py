@@ -75,8 +75,8 @@ class CoPEBias(PairwiseLayerPosition):
         scores = q @ self.vectors.T
         number = below.long()
         above = (number + 1).clamp(max=len(self.vectors) - 1)
-        share = (position - below).to(q.dtype)
-        return scores.gather(-1, number).lerp(scores.gather(-1, above), share)
+        fraction = (position - below).to(q.dtype)
+        return scores.gather(-1, number).lerp(scores.gather(-1, above), fraction)
 
 
 def count_from_key(gates: Tensor, mask: AttentionMask) -> Tensor:

@@ -37,7 +37,7 @@ class Estimate(Command):
     The last two need discrete actions; with continuous ones, fqe is used and a warning is printed."""
     checkpoint: Literal["last", "best", "validation", "all"] = "last"
     """Checkpoint to estimate: the last one, the best one of the evaluations during training, the one with the
-    lowest validation loss (--validation-share), or all of them."""
+    lowest validation loss (--validation-fraction), or all of them."""
     target_returns: tuple[float, ...] = ()
     """Target returns for an agent that is conditioned on a return, one estimate each.
     By default the target is the largest return in its training data."""

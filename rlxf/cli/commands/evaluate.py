@@ -34,7 +34,7 @@ class Evaluate(Command):
     """Folder of the run."""
     checkpoint: Literal["last", "best", "validation", "all"] = "all"
     """Checkpoint to evaluate: the last one, the best one of the evaluations during training, the one with the
-    lowest validation loss (--validation-share), or all of them."""
+    lowest validation loss (--validation-fraction), or all of them."""
     episodes: int = 200
     """Number of episodes. With 200, the 95% confidence interval of a success rate is at most +-0.07."""
     env: str | None = None

@@ -145,15 +145,15 @@ class MLPTraining(EvaluatedOfflineTraining):
 class TrainBehaviorCloning(MLPTraining):
     """Train behavior cloning on Minari datasets, evaluate it, and save it in a new folder.
 
-    A multilayer perceptron imitates all episodes, or the best share of them. It needs no target return. The
-    folder has the files of "rlxf train dt", and "rlxf resume" continues an interrupted training.
+    A multilayer perceptron imitates all episodes, or the best fraction of them. It needs no target return.
+    The folder has the files of "rlxf train dt", and "rlxf resume" continues an interrupted training.
 
     Example: rlxf train bc --dataset cartpole/random-v0 --updates 500 --best 0.1
     """
 
     tuned: TunedName = None
     best: float = 1.0
-    """Share of the episodes to imitate, those with the highest returns. Below 1 it needs ten episodes."""
+    """Fraction of the episodes to imitate, those with the highest returns. Below 1 it needs ten episodes."""
 
     agent_name, folder_prefix = CLONING, "bc"
 

@@ -220,7 +220,7 @@ def test_settings_of_other_types_are_refused(settings, message):
         {
             "state_loss_weight": np.float32(0.5),
             "return_scale": np.float32(2),
-            "validation_share": np.float16(0.3),
+            "validation_fraction": np.float16(0.3),
         },
     ],
 )

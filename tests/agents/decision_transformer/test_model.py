@@ -86,7 +86,7 @@ def test_a_context_longer_than_all_episodes_is_trained_like_the_longest_one(core
         return losses(model, batch)
 
     monkeypatch.setattr(DecisionTransformerModel, "losses", record)
-    settings = {"core": CORES[core], "validation_share": 0.25}
+    settings = {"core": CORES[core], "validation_fraction": 0.25}
     agents = [small_agent(context_length=length, **settings).learn(3) for length in (LONGEST, 200)]
     assert columns == [LONGEST] * 6
     for one, other in zip(*(agent.policy.parameters() for agent in agents), strict=True):

@@ -25,7 +25,7 @@ from rlxf.agents.gtrxl.callbacks import (
     attention_figure,
     last_segments,
     mean_attention_distance,
-    memory_attention_share,
+    memory_attention_fraction,
     segment_mask,
     subsample,
 )
@@ -159,7 +159,7 @@ def test_share_and_distance_are_means_over_attention(total):
     weights = total * torch.rand(2, 3, 4, 9, generator=generator, dtype=torch.float64).softmax(-1)
     weights[0, :, 1] = 0.0  # a reset step
     distance = torch.arange(4)[:, None] + 5 - torch.arange(9)
-    actual = memory_attention_share(weights), mean_attention_distance(weights, distance.expand(2, 4, 9))
+    actual = memory_attention_fraction(weights), mean_attention_distance(weights, distance.expand(2, 4, 9))
     assert actual == pytest.approx(by_hand(weights, distance.expand(2, 4, 9), memory=5))
 
 

@@ -11,7 +11,7 @@ from rlxf.agents.pretraining import PretrainingConfig
     ("config", "name", "refused", "accepted"),
     [
         (DecisionTransformerConfig, "weight_averaging", (0, 1), (0.5, None)),
-        (DecisionTransformerConfig, "validation_share", (0.0, 1.0), (0.1, None)),
+        (DecisionTransformerConfig, "validation_fraction", (0.0, 1.0), (0.1, None)),
         (DecisionTransformerConfig, "batch_size", (0, 2**63), (1,)),
         (BehaviorCloningConfig, "dropout", (1.0,), (0, 0.5)),
         (BehaviorCloningConfig, "best", (0,), (1,)),

@@ -379,7 +379,7 @@ def test_episodes_to_train_on_are_checked_without_those_held_out(held_out):
     seed = next(seed for seed, (training, _) in enumerate(parts) if (0 not in training) == held_out)
     make = partial(small_agent, data, objective=QRegularized(hidden_sizes=(8,)))
     with pytest.raises(DatasetError, match="all 9 rewards of the data are 0") if held_out else nullcontext():
-        make(validation_share=0.5, validation_seed=seed)
+        make(validation_fraction=0.5, validation_seed=seed)
     make()
 
 

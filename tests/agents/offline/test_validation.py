@@ -25,7 +25,7 @@ from tests.agents.mlp.worlds import small_mlp
 from tests.agents.trainings import StopAt
 from tests.ranks import on_ranks
 
-SHARE = {"validation_share": 0.4, "validation_seed": 1}
+FRACTION = {"validation_fraction": 0.4, "validation_seed": 1}
 DROPOUT = CORES["published with dropout"]
 MAKERS = {
     "DecisionTransformer": partial(small_agent, core=DROPOUT),
@@ -42,7 +42,7 @@ MAKERS = {
 
 
 def held_out_episodes(agent):
-    _, windows = agent.windows(agent.trajectories).split(agent.validation_share, agent.validation_seed)
+    _, windows = agent.windows(agent.trajectories).split(agent.validation_fraction, agent.validation_seed)
     return windows.episodes
 
 
@@ -56,7 +56,7 @@ def drawn_episodes(agent):
 @pytest.mark.parametrize("options", [{}, {"sampling": UniformEpisodes()}, {"weight_averaging": 0.9}], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 def test_held_out_episodes_are_not_trained_on(name, options):
-    agent = MAKERS[name](**SHARE, **options)
+    agent = MAKERS[name](**FRACTION, **options)
     assert len(held_out_episodes(agent))
     assert drawn_episodes(agent) == set(range(agent.trajectories.episodes)) - set(held_out_episodes(agent))
 
@@ -71,7 +71,7 @@ def poisoned(data, episodes):
 
 def test_actions_of_held_out_episodes_do_not_change_the_training():
     data = some_trajectories()
-    fixed = {"return_scale": 1.0, **SHARE}
+    fixed = {"return_scale": 1.0, **FRACTION}
     one = small_agent(data, **fixed)
     other = small_agent(poisoned(data, held_out_episodes(one)), **fixed)
     one.learn(5)
@@ -95,14 +95,14 @@ def slow_action_loss(agent):
 
 @pytest.mark.parametrize("name", ["DecisionTransformer", "discrete", "MaximumEntropy", "QRegularized"])
 def test_the_loss_is_the_mean_error_of_the_action(name):
-    agent = MAKERS[name](**SHARE).learn(2)
+    agent = MAKERS[name](**FRACTION).learn(2)
     with torch.no_grad():
         assert agent.validation_losses() == {"loss": pytest.approx(slow_action_loss(agent), rel=1e-5)}
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_loss_is_deterministic_and_does_not_affect_the_training(name):
-    one, other = MAKERS[name](**SHARE).learn(2), MAKERS[name](**SHARE).learn(2)
+    one, other = MAKERS[name](**FRACTION).learn(2), MAKERS[name](**FRACTION).learn(2)
     state = torch.get_rng_state()
     losses = one.validation_losses()
     assert torch.equal(torch.get_rng_state(), state)
@@ -118,7 +118,7 @@ def test_the_loss_is_deterministic_and_does_not_affect_the_training(name):
 
 
 def test_random_numbers_of_a_module_of_the_user_are_the_same_in_each_validation():
-    agent = next(iter(MAKERS.values()))(**SHARE)
+    agent = next(iter(MAKERS.values()))(**FRACTION)
     losses = agent.validation_losses()
     agent.policy.features.register_forward_hook(lambda module, inputs, y: y + torch.randn_like(y))
     noisy = agent.validation_losses()
@@ -129,20 +129,20 @@ def test_random_numbers_of_a_module_of_the_user_are_the_same_in_each_validation(
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_loss_does_not_depend_on_the_batch_size(name):
-    one, other = MAKERS[name](**SHARE), MAKERS[name](**SHARE, batch_size=3)
+    one, other = MAKERS[name](**FRACTION), MAKERS[name](**FRACTION, batch_size=3)
     expected = {key: pytest.approx(loss, rel=1e-4) for key, loss in other.validation_losses().items()}
     if name != "MaskedPretraining":  # masks are drawn batch by batch
         assert one.validation_losses() == expected
 
 
 def test_predicted_returns_are_part_of_the_loss():
-    losses = MAKERS["MaxReturn"](**SHARE).validation_losses()
+    losses = MAKERS["MaxReturn"](**FRACTION).validation_losses()
     assert losses["loss"] == pytest.approx(losses["action_loss"] + losses["return_loss"])
 
 
 def test_the_loss_is_that_of_the_averaged_weights():
-    agent = small_agent(weight_averaging=0.5, learning_rate=1e-2, **SHARE).learn(5)
-    plain = small_agent(**SHARE)
+    agent = small_agent(weight_averaging=0.5, learning_rate=1e-2, **FRACTION).learn(5)
+    plain = small_agent(**FRACTION)
     plain.policy.load_state_dict(agent.policy.state_dict())
     assert plain.validation_losses() == agent.validation_losses()
     plain.policy.load_state_dict(agent._update.trained.state_dict())
@@ -150,13 +150,13 @@ def test_the_loss_is_that_of_the_averaged_weights():
 
 
 def test_agents_with_other_seeds_hold_out_the_same_episodes():
-    one, other = (small_agent(seed=seed, **SHARE) for seed in (0, 1))
+    one, other = (small_agent(seed=seed, **FRACTION) for seed in (0, 1))
     assert (held_out_episodes(one) == held_out_episodes(other)).all()
 
 
 def test_the_best_episodes_are_split():
     data = some_trajectories(lengths=(3,) * 20)
-    agent = small_mlp("BehaviorCloning", data, best=0.25, validation_share=0.2)
+    agent = small_mlp("BehaviorCloning", data, best=0.25, validation_fraction=0.2)
     best = set(data.best_episodes(0.25))
     assert len(held_out_episodes(agent)) == 1
     assert drawn_episodes(agent) | set(held_out_episodes(agent)) == best
@@ -177,7 +177,7 @@ class LogWriter(KVWriter):
 
 
 def test_the_callback_logs_and_saves_the_lowest_loss(tmp_path):
-    agent, writer = small_agent(learning_rate=3e-2, **SHARE), LogWriter()
+    agent, writer = small_agent(learning_rate=3e-2, **FRACTION), LogWriter()
     agent.set_logger(Logger(None, [writer]))
     callback = BestValidationCallback(3, tmp_path / "best.zip")
     agent.learn(20, callback)
@@ -190,14 +190,14 @@ def test_the_callback_logs_and_saves_the_lowest_loss(tmp_path):
 
 
 def test_a_second_training_has_losses_of_its_own():
-    agent, callback = small_agent(**SHARE), BestValidationCallback(3)
+    agent, callback = small_agent(**FRACTION), BestValidationCallback(3)
     agent.learn(6, callback).learn(3, callback)
     assert [*callback.losses] == [3]
 
 
 def test_losses_that_are_not_finite_are_not_the_lowest(tmp_path, monkeypatch):
     losses = iter([float("nan"), 1.0, float("inf"), 0.5])
-    agent = small_agent(**SHARE)
+    agent = small_agent(**FRACTION)
     monkeypatch.setattr(agent, "validation_losses", lambda: {"loss": next(losses)})
     callback = BestValidationCallback(1, tmp_path / "best.zip")
     saving = CheckpointWriter(CheckpointFolder(tmp_path), 0, {"validation": callback})
@@ -209,7 +209,7 @@ def test_a_resumed_training_finds_the_same_best_checkpoint(tmp_path):
     def learn(folder, stop, **options):
         callback = BestValidationCallback(2, folder / "best.zip")
         saving = CheckpointWriter(CheckpointFolder(folder / "checkpoints"), 0)
-        small_agent(learning_rate=3e-2, **SHARE).learn(12, [callback, saving, StopAt(stop)], **options)
+        small_agent(learning_rate=3e-2, **FRACTION).learn(12, [callback, saving, StopAt(stop)], **options)
         return callback
 
     whole = learn(tmp_path / "whole", 12)
@@ -221,7 +221,9 @@ def test_a_resumed_training_finds_the_same_best_checkpoint(tmp_path):
 
 def test_the_callback_needs_held_out_episodes():
     agent = small_agent()
-    with pytest.raises(ValueError, match="got DecisionTransformer without validation_share: build it with"):
+    with pytest.raises(
+        ValueError, match="got DecisionTransformer without validation_fraction: build it with"
+    ):
         agent.learn(2, BestValidationCallback(1))
     assert agent.num_timesteps == 0
     with pytest.raises(ValueError, match="there are no held-out episodes: build the agent with"):
@@ -233,9 +235,9 @@ def test_the_callback_needs_held_out_episodes():
 
 
 def test_the_loss_needs_data(tmp_path):
-    small_agent(**SHARE).save(tmp_path / "agent.zip")
+    small_agent(**FRACTION).save(tmp_path / "agent.zip")
     agent = DecisionTransformer.load(tmp_path / "agent.zip", device="cpu")
-    assert agent.validation_share == 0.4
+    assert agent.validation_fraction == 0.4
     with pytest.raises(ValueError, match="loaded without data"):
         agent.validation_losses()
 
@@ -244,26 +246,30 @@ def test_the_loss_needs_data(tmp_path):
 @pytest.mark.parametrize("kind", [DecisionTransformer, BehaviorCloning, MaskedPretraining])
 def test_a_single_episode_cannot_be_split(kind):
     with pytest.raises(
-        ValueError, match=r"validation_share=0.1 .* at least two, got 1: use validation_share"
+        ValueError, match=r"validation_fraction=0.1 .* at least two, got 1: use validation_fraction"
     ):
-        kind(some_trajectories(lengths=(9,)), validation_share=0.1, device="cpu")
+        kind(some_trajectories(lengths=(9,)), validation_fraction=0.1, device="cpu")
 
 
 def test_a_single_best_episode_cannot_be_split():
     data = some_trajectories(lengths=(3,) * 10)
     with pytest.raises(ValueError, match="needs at least two, got 1"):
-        BehaviorCloning(data, best=0.1, validation_share=0.5, device="cpu")
+        BehaviorCloning(data, best=0.1, validation_fraction=0.5, device="cpu")
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         (
-            {"validation_share": 1},
+            {"validation_fraction": 1},
             ValueError,
-            "validation_share must be .* more than 0 and less than 1 or",
+            "validation_fraction must be .* more than 0 and less than 1 or",
         ),
-        ({"validation_share": "a"}, TypeError, "validation_share must be a finite number of .* got 'a'"),
+        (
+            {"validation_fraction": "a"},
+            TypeError,
+            "validation_fraction must be a finite number of .* got 'a'",
+        ),
         ({"validation_seed": -1}, ValueError, "validation_seed must be an integer from 0 to .* got -1"),
         ({"validation_seed": 0.5}, TypeError, "validation_seed must be an integer from 0 to .* got 0.5"),
     ],
@@ -275,7 +281,7 @@ def test_bad_settings_are_errors(options, error, message):
 
 def measured():
     callback = BestValidationCallback(2)
-    agent = small_agent(core=CORES["memory"], learning_rate=1e-3, **SHARE)
+    agent = small_agent(core=CORES["memory"], learning_rate=1e-3, **FRACTION)
     for group in agent.optimizer.param_groups:
         group["eps"] = 1e-3  # prevents large steps for gradients of rounding errors
     agent.learn(4, callback if agent.ranks.is_main else None)

@@ -208,8 +208,8 @@ class QRegularizedLoss(ObjectiveLoss):
 
     def _weight(self) -> Tensor:
         """Return the weight of the values in update n, ``eta min(1, n / (warmup_updates + 1))``."""
-        share: Tensor = (self.updates + 1) / (self.spec.warmup_updates + 1)
-        return self.spec.eta * share.clamp(max=1)
+        fraction: Tensor = (self.updates + 1) / (self.spec.warmup_updates + 1)
+        return self.spec.eta * fraction.clamp(max=1)
 
     def _critic_loss(self, chosen: Tensor, windows: CriticWindows) -> tuple[Tensor, Tensor]:
         """Return the mean squared error of both action values, and the mean target."""
