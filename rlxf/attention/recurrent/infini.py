@@ -102,36 +102,38 @@ class InfiniMixer(RecurrentMixer):
     def forward(self, x: Tensor, runs: EpisodeRuns, state: MixerState) -> tuple[Tensor, MixerState]:
         q, k, v = (split_heads(y, self.heads) for y in self.qkv(x).chunk(3, dim=-1))
         tokens = torch.cat([q, k, F.pad(v, (0, 1), value=1.0)], dim=-1)
-        parts = SegmentParts.of(runs, last_offset(state["values"]), self.spec.segment)
+        chunks = SegmentChunks.of(runs, last_offset(state["values"]), self.spec.segment)
         outputs = [q[:, :0]]
-        for number, (slots, inputs) in enumerate(zip(parts.slots, parts.split(tokens), strict=True)):
+        for number, (slots, inputs) in enumerate(zip(chunks.slots, chunks.split(tokens), strict=True)):
             if slots.shape[1]:
-                part = Part.of(runs, number, slots, self.spec.segment)
-                y, state = self._read(inputs, part, self._begin(part, state))
+                chunk = SegmentChunk.of(runs, number, slots, self.spec.segment)
+                y, state = self._chunk_outputs(inputs, chunk, self._start_chunk(chunk, state))
                 outputs.append(y)
-        y = runs.inputs(parts.in_order(torch.cat(outputs, dim=1)))
+        y = runs.inputs(chunks.in_order(torch.cat(outputs, dim=1)))
         return self.output(y.flatten(-2)), state
 
-    def _begin(self, part: "Part", state: MixerState) -> MixerState:
-        """Return the state before a part, whose first tokens may write a segment or begin an episode."""
+    def _start_chunk(self, chunk: "SegmentChunk", state: MixerState) -> MixerState:
+        """Return the state before a chunk, whose first tokens may write a segment or begin an episode."""
         memory = state["memory"]
         keys = state["keys"]
         values = state["values"]
-        ended = part.begins & ~part.is_new
+        ended = chunk.begins & ~chunk.is_new
         if bool(ended.any()):
             memory = torch.where(unsqueeze_like(ended, memory), self._write(memory, keys, values), memory)
-        keys, values = (x.masked_fill(unsqueeze_like(part.begins, x), 0) for x in (keys, values))
+        keys, values = (x.masked_fill(unsqueeze_like(chunk.begins, x), 0) for x in (keys, values))
         return {
-            "memory": memory.masked_fill(unsqueeze_like(part.is_new, memory), 0),
+            "memory": memory.masked_fill(unsqueeze_like(chunk.is_new, memory), 0),
             "keys": keys,
             "values": values,
         }
 
-    def _read(self, tokens: Tensor, part: "Part", state: MixerState) -> tuple[Tensor, MixerState]:
-        """Return the outputs (B, W, H, D) of the tokens of a part, and the state after them."""
+    def _chunk_outputs(
+        self, tokens: Tensor, chunk: "SegmentChunk", state: MixerState
+    ) -> tuple[Tensor, MixerState]:
+        """Return the outputs (B, W, H, D) of the tokens of a chunk, and the state after them."""
         q, k, v = tokens.split([self.size, self.size, self.size + 1], dim=-1)
-        keys, values = part.write(state["keys"], k), part.write(state["values"], v)
-        y = self._mix(q, _local_attention(q, keys, values, part), state["memory"]).to(tokens.dtype)
+        keys, values = chunk.write(state["keys"], k), chunk.write(state["values"], v)
+        y = self._mix(q, _local_attention(q, keys, values, chunk), state["memory"]).to(tokens.dtype)
         return y, state | {"keys": keys, "values": values}
 
     def _mix(self, q: Tensor, local: Tensor, memory: Tensor) -> Tensor:
@@ -169,11 +171,11 @@ def retrieve(q: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     return value / torch.where(total > 0, total, 1.0), known
 
 
-def _local_attention(q: Tensor, keys: Tensor, values: Tensor, part: "Part") -> Tensor:
+def _local_attention(q: Tensor, keys: Tensor, values: Tensor, chunk: "SegmentChunk") -> Tensor:
     """Attend from q (B, W, H, D) to keys and values (B, S, H, ...) of the segment -> (B, W, H, D)."""
     offset = torch.arange(keys.shape[1], device=q.device)
-    visible = (offset <= part.offset[..., None]) & (values[:, None, :, 0, -1] > 0)
-    visible = visible | ~part.filled[..., None]  # a softmax over no keys is NaN
+    visible = (offset <= chunk.offset[..., None]) & (values[:, None, :, 0, -1] > 0)
+    visible = visible | ~chunk.filled[..., None]  # a softmax over no keys is NaN
     q, k, v = (x.transpose(1, 2) for x in (q, keys, values[..., :-1]))
     return dot_product_attention(q, k, v, visible[:, None]).transpose(1, 2)
 
@@ -185,21 +187,21 @@ def last_offset(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentParts:
-    """Tokens of T slots, divided into parts: tokens of a row that are in one segment of an episode.
+class SegmentChunks:
+    """Tokens of T slots, divided into chunks: tokens of a row that are in one segment of an episode.
 
     Args:
-        slots: for each part, (B, W) int64, slots of its tokens in order; `MISSING` after the last one of a
+        slots: for each chunk, (B, W) int64, slots of its tokens in order; `MISSING` after the last one of a
             row.
-        column: (B, T) int64, place of each token among those of all parts.
+        column: (B, T) int64, place of each token among those of all chunks.
     """
 
     slots: tuple[Tensor, ...]
     column: Tensor
 
     @classmethod
-    def of(cls, runs: EpisodeRuns, last: Tensor, size: int) -> "SegmentParts":
-        """Divide tokens into parts of segments of ``size`` tokens; the first part continues a segment.
+    def of(cls, runs: EpisodeRuns, last: Tensor, size: int) -> "SegmentChunks":
+        """Divide tokens into chunks of segments of ``size`` tokens; the first chunk continues a segment.
 
         A segment begins where the offset does not increase, since positions may be missing.
 
@@ -211,7 +213,7 @@ class SegmentParts:
         first = runs.reset | runs.valid & (runs.position % size <= _previous(runs, last, size))
         number, count = first.cumsum(1), runs.valid.cumsum(1) - 1
         rank = count - torch.where(first, count, 0).cummax(1).values
-        widths = _tokens_of_parts(number, runs.valid).amax(0)
+        widths = _tokens_of_chunks(number, runs.valid).amax(0)
         column = (widths.cumsum(0) - widths)[number] + rank
         total = int(widths.sum())
         token = torch.arange(rank.shape[1], device=rank.device).expand_as(rank)
@@ -220,19 +222,20 @@ class SegmentParts:
         return cls(order.split(widths.tolist(), dim=1), column.clamp(0, max(0, total - 1)))
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the tokens x (B, T, H, D) of each part, (B, W, H, D)."""
+        """Return the tokens x (B, T, H, D) of each chunk, (B, W, H, D)."""
         rows = torch.cat(self.slots, dim=1).clamp(min=0)[..., None, None]
         tokens = x.gather(1, rows.expand(-1, -1, *x.shape[2:]))
         return tokens.split([slots.shape[1] for slots in self.slots], dim=1)
 
     def in_order(self, y: Tensor) -> Tensor:
-        """Return outputs (B, T, H, D) of all tokens, given those of the parts (B, N, H, D), joined."""
+        """Return outputs (B, T, H, D) of all tokens, given those of the chunks (B, N, H, D), joined."""
         y = y if y.shape[1] else F.pad(y, (0, 0, 0, 0, 0, 1))  # no tokens
         return y.gather(1, self.column[..., None, None].expand(-1, -1, *y.shape[2:]))
 
 
-def _tokens_of_parts(number: Tensor, valid: Tensor) -> Tensor:
-    """Return how many tokens each row has in each of N parts, (B, N), given the part of each token (B, T)."""
+def _tokens_of_chunks(number: Tensor, valid: Tensor) -> Tensor:
+    """Return how many tokens each row has in each of N chunks, (B, N), given the chunk of each token (B,
+    T)."""
     counts = number.new_zeros(len(number), int(number.max()) + 1)
     return counts.scatter_add(1, number, valid.long())
 
@@ -246,14 +249,14 @@ def _previous(runs: EpisodeRuns, last: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Part of W tokens in each row, each within one segment.
+class SegmentChunk:
+    """Chunk of W tokens in each row, each within one segment.
 
     Args:
         offset: (B, W) int64, offset of the token in its segment; the segment's length S where there is none.
         filled: (B, W) bool, whether there is a token.
-        begins: (B,) bool, rows in which the part begins a segment.
-        is_new: (B,) bool, rows in which the part begins an episode.
+        begins: (B,) bool, rows in which the chunk begins a segment.
+        is_new: (B,) bool, rows in which the chunk begins an episode.
         size: length S of a segment.
     """
 
@@ -264,8 +267,8 @@ class Part:
     size: int
 
     @classmethod
-    def of(cls, runs: EpisodeRuns, number: int, slots: Tensor, size: int) -> "Part":
-        """Return part ``number`` with tokens in ``slots`` (B, W)."""
+    def of(cls, runs: EpisodeRuns, number: int, slots: Tensor, size: int) -> "SegmentChunk":
+        """Return chunk ``number`` with tokens in ``slots`` (B, W)."""
         filled, token = slots != MISSING, slots.clamp(min=0)
         offset = torch.where(filled, runs.position.gather(1, token) % size, size)
         is_new = (filled & runs.reset.gather(1, token)).any(1)
