@@ -108,7 +108,7 @@ class TorchProcessGroup(ProcessGroup):
         backend = _backend(int(os.environ["LOCAL_RANK"]))
         with _connection_errors(count):
             store, _, _ = next(dist.rendezvous("env://", rank, count, timeout=TIMEOUT))
-            fresh = fresh_store(store, rank, count, TIMEOUT)
+            fresh = rendezvous_store(store, rank, count, TIMEOUT)
             dist.init_process_group(backend, timeout=TIMEOUT, store=fresh, rank=rank, world_size=count)
         atexit.register(dist.destroy_process_group)  # its threads must end before interpreter shutdown
         return cls(rank, count)
@@ -281,7 +281,7 @@ def _connection_errors(count: int) -> Iterator[None]:
         ) from error
 
 
-def fresh_store(store: "dist.Store", rank: int, count: int, timeout: timedelta) -> "dist.Store":
+def rendezvous_store(store: "dist.Store", rank: int, count: int, timeout: timedelta) -> "dist.Store":
     """Return a view of the store under an unused prefix.
 
     The prefix is the same for all processes that were started together.

@@ -18,9 +18,9 @@ from rlxf.training import Archive
 from rlxf.training.distributed import (
     TIMEOUT,
     _connection_errors,
-    fresh_store,
     init_process_group,
     process_group,
+    rendezvous_store,
 )
 from tests.ranks import new_store, on_ranks
 
@@ -182,9 +182,9 @@ def test_request_of_a_dead_process_does_not_block_the_rendezvous():
         impatient = dist.TCPStore("127.0.0.1", store.port, is_master=False)
         impatient.set_timeout(timedelta(milliseconds=50))
         with pytest.raises(dist.DistStoreError):
-            fresh_store(impatient, 1, 2, TIMEOUT)  # rank 0 died before it answered
+            rendezvous_store(impatient, 1, 2, TIMEOUT)  # rank 0 died before it answered
         with pytest.raises(ConnectionError, match=r"of rank \[1, 2\] did not connect"):
-            fresh_store(store, 0, 3, timedelta(milliseconds=50))
+            rendezvous_store(store, 0, 3, timedelta(milliseconds=50))
         assert (
             on_ranks(3, lambda: process_group().all_reduce_max(process_group().rank), store=store) == [2] * 3
         )
