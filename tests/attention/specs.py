@@ -635,7 +635,7 @@ SPECS = without_doubles(ALONE | RECIPES | ENCODERS)
 CAUSAL = {name: spec for name, spec in SPECS.items() if spec.causal}
 
 
-def remembering(spec: TransformerSpec, memory: int) -> TransformerSpec:
+def with_memory(spec: TransformerSpec, memory: int) -> TransformerSpec:
     """Return the spec with XL memory of the given length, unless it has another memory or no attention."""
     other = spec.memory is not None and type(spec.memory) is not XL
     return spec if other or not spec.has_attention else replace(spec, memory=XL(memory))
@@ -643,7 +643,7 @@ def remembering(spec: TransformerSpec, memory: int) -> TransformerSpec:
 
 def streaming(spec: TransformerSpec, memory: int) -> TransformerSpec:
     """Return the spec with a pattern that is limited to the memory, so that acting is unbounded in time."""
-    spec = remembering(spec, memory)
+    spec = with_memory(spec, memory)
     if not spec.has_attention:
         return spec
     return spec if spec.memory.covers(spec.pattern) else replace(spec, pattern=Window(spec.memory.length + 1))

@@ -33,7 +33,7 @@ from rlxf.attention.registry import OPTIONAL, TECHNIQUES
 from rlxf.attention.technique import PendingTerms
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import act, assert_close_for_dtype, learn
-from tests.attention.specs import CAUSAL, SPECS, each, new_model, remembering, shared_model, streaming
+from tests.attention.specs import CAUSAL, SPECS, each, new_model, shared_model, streaming, with_memory
 from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
 
 DTYPES = st.sampled_from([torch.float64, torch.float32])
@@ -92,7 +92,7 @@ def assert_same_recurrent_state(actual: RecurrentState, expected: RecurrentState
 @settings(max_examples=5)
 def test_acting_from_the_state_before_a_segment_equals_learning(spec, drawn, memory, dtype):
     index, lengths = drawn
-    model, state = shared_model(remembering(spec, memory), dtype), None
+    model, state = shared_model(with_memory(spec, memory), dtype), None
     for segment in random_segment(spec, index, dtype).cut(lengths):
         start = state or model.initial_state(index.shape[0])
         cache = model.cache(start, start.index.shape[1] + segment.length, segment.context)

@@ -36,7 +36,7 @@ from rlxf.attention.layers import Block
 from rlxf.attention.patterns.global_tokens import GlobalTokens
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import assert_close_for_dtype, learn
-from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, SPECS, each, new_model, remembering, shared_model
+from tests.attention.specs import CAUSAL, DEFAULT, GTRXL, SPECS, each, new_model, shared_model, with_memory
 from tests.attention.worlds import ANYWHERE, Segment, numbers, random_index, random_segment, segmented_index
 
 LENGTH = 7
@@ -161,7 +161,7 @@ def test_weights_times_values_equal_layer_output(spec, dtype):
 @settings(max_examples=5)
 def test_inspection_has_no_side_effects(spec, drawn, memory):
     index, lengths = drawn
-    spec = remembering(spec, memory)
+    spec = with_memory(spec, memory)
     run = random_segment(spec, index)
     first = next(run.cut(lengths))
     y, state = shared_model(spec)(first.x, first.index, None, first.context)
