@@ -39,7 +39,7 @@ def _state_of_replays(env: VecEnv) -> tuple[dict[str, Any], dict[str, np.ndarray
     arrays = _taken_actions(records)
     document: dict[str, Any] = {"records": list(records.values())}
     if isinstance(env.unwrapped, GymnasiumVecEnv):
-        document["counts"] = env.unwrapped.counts()
+        document["counts"] = env.unwrapped.episode_state()
     return document, arrays
 
 
@@ -102,7 +102,7 @@ def _resume_replays(env: VecEnv, document: Mapping[str, Any], arrays: Mapping[st
     if isinstance(env.unwrapped, GymnasiumVecEnv):
         if "counts" not in document:
             raise EpisodeLostError(CREATED_OTHERWISE)
-        env.unwrapped.load_counts(document["counts"])
+        env.unwrapped.load_episode_state(document["counts"])
 
 
 def _resume_workers(

@@ -239,13 +239,13 @@ class TensorVecEnv(GymnasiumVecEnv):
         """Do not report observations outside of their space, unless they are not finite."""
         self._checks.ignore_bounds()
 
-    def load_counts(self, counts: dict[str, Any]) -> None:
-        """Load the result of `counts`."""
+    def load_episode_state(self, state: dict[str, Any]) -> None:
+        """Load the result of `episode_state`."""
         device = self.device
-        self._returns = torch.tensor(counts["returns"], dtype=torch.float64, device=device)
-        self._lengths = torch.tensor(counts["lengths"], device=device)
-        self.filler_next = torch.tensor(counts["filler"], device=device)
-        self._filler_rows = np.flatnonzero(counts["filler"]).tolist()
+        self._returns = torch.tensor(state["returns"], dtype=torch.float64, device=device)
+        self._lengths = torch.tensor(state["lengths"], device=device)
+        self.filler_next = torch.tensor(state["filler"], device=device)
+        self._filler_rows = np.flatnonzero(state["filler"]).tolist()
 
     def _end_episodes(self, ends: Tensor, truncated: Tensor, last: Any, infos: Info) -> dict[int, Info]:
         """Return the infos of the environments whose episode ended, and clear their counts.

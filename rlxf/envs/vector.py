@@ -163,15 +163,15 @@ class GymnasiumVecEnv(VecEnv):
         Raises:
             EpisodeLostError: if the vector environment is not `StatefulVectorEnv`.
         """
-        return {"env": self._resumable.state(), **self.counts()}
+        return {"env": self._resumable.state(), **self.episode_state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load a `state` without a reset."""
         self._resumable.load_state(state["env"])
-        self.load_counts(state)
+        self.load_episode_state(state)
         self.last_observation = None
 
-    def counts(self) -> dict[str, Any]:
+    def episode_state(self) -> dict[str, Any]:
         """Return the returns and lengths of the current episodes, and which are at a reset step, as JSON."""
         return {
             "returns": self._returns.tolist(),
@@ -179,10 +179,10 @@ class GymnasiumVecEnv(VecEnv):
             "filler": self.filler_next.tolist(),
         }
 
-    def load_counts(self, counts: dict[str, Any]) -> None:
-        """Load the result of `counts`."""
-        self._returns, self._lengths = np.array(counts["returns"]), np.array(counts["lengths"])
-        self.filler_next = np.array(counts["filler"])
+    def load_episode_state(self, state: dict[str, Any]) -> None:
+        """Load the result of `episode_state`."""
+        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self.filler_next = np.array(state["filler"])
 
     @property
     def _resumable(self) -> StatefulVectorEnv:
