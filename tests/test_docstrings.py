@@ -1,4 +1,4 @@
-"""Tests of the language of docstrings and pages, and of the names and arguments that they mention."""
+"""Tests of the language of docstrings, pages and code, and of the names and arguments that they mention."""
 
 import ast
 import builtins
@@ -21,6 +21,7 @@ from tests.sources import ROOT, parsed
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 SOURCES = parsed("rlxf")
+CODE_FILES = {**SOURCES, **parsed("scripts"), **parsed("tests"), **parsed("examples")}
 
 QUESTION_WORDS = {"What", "Whether", "How", "Where", "Who", "Those", "That"}
 """A docstring begins with an imperative or a noun phrase, not with one of these words."""
@@ -34,9 +35,11 @@ REPLACED_WORDS = {
 }
 BRITISH_SPELLING = re.compile(
     r"\b\w*(?:normali|initiali|optimi|minimi|maximi|reali|serial|vectori|standardi|synchroni)s(?:e|ing|ation)\w*"
-    r"|\b\w*(?:behaviour|neighbour|colour|favour|labell|modell|cancell)\w*|\bgrey\b",
+    r"|\b\w*(?:behaviour|neighbour|colour|favour|labell|modell|cancell(?!ation))\w*|\bgrey\b",
     re.IGNORECASE,
 )
+OTHER_SPELLING = {"CancelledError", "in_neighbour_embeddings"}
+"""Names of the standard library and in files of reference vectors."""
 FOREIGN_NAMES = {
     *("DataCollector", "combine_datasets", "create_dataset_from_buffers", "get_normalized_score"),  # Minari
     *(
@@ -126,21 +129,24 @@ def test_replaced_words_do_not_occur():
     assert not found
 
 
-def test_pages_have_american_spelling():
-    found = {
-        page.name: words for page in PAGES if (words := BRITISH_SPELLING.findall(page.read_text("utf-8")))
-    }
+def british(text: str) -> set[str]:
+    return set(BRITISH_SPELLING.findall(text)) - OTHER_SPELLING
+
+
+def test_spelling_is_american():
+    files = [*PAGES, *(ROOT / path for path in CODE_FILES if ROOT / path != Path(__file__))]
+    found = {str(file): words for file in files if (words := british(file.read_text("utf-8")))}
     assert not found
 
 
-@pytest.mark.parametrize("word", ["normalised", "behaviour", "Optimising", "neighbours"])
+@pytest.mark.parametrize("word", ["normalised", "behaviour", "Optimising", "neighbours", "cancelled"])
 def test_british_spelling_is_found(word):
-    assert BRITISH_SPELLING.search(word)
+    assert british(word)
 
 
-@pytest.mark.parametrize("word", ["normalized", "noise", "otherwise", "precise", "model"])
+@pytest.mark.parametrize("word", ["normalized", "noise", "otherwise", "precise", "model", "cancellation"])
 def test_other_words_are_not_british(word):
-    assert not BRITISH_SPELLING.search(word)
+    assert not british(word)
 
 
 # Names ---------------------------------------------------------------------------------------------------

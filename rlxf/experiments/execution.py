@@ -33,7 +33,7 @@ LOCK_SECONDS = 0.2
 _running: set[subprocess.Popen] = set()
 """Processes of this process that train now."""
 _stopping = threading.Event()
-"""Set while `stop_all` waits; runs that wait for a lock are then cancelled."""
+"""Set while `stop_all` waits; runs that wait for a lock are then canceled."""
 
 
 def run_job(job: Job, should_stop: Callable[[], bool] | None = None) -> Outcome:
@@ -216,7 +216,7 @@ def run_jobs(
     """Train runs in parallel, and report the outcome of each.
 
     A failure does not end the others. When this process is interrupted, runs that have not started are
-    cancelled, and those of a local executor save their progress.
+    canceled, and those of a local executor save their progress.
 
     Args:
         jobs: the runs, in the order in which they start.
@@ -236,7 +236,7 @@ def run_jobs(
 def stop_all(futures: Collection[Future[Any]]) -> None:
     """Cancel runs that have not started, let the others save their progress, and wait until all have ended.
 
-    Runs on a cluster continue to their ends: their calls are cancelled here, but not their processes.
+    Runs on a cluster continue to their ends: their calls are canceled here, but not their processes.
 
     Args:
         futures: calls of `run_job`, or of functions that call it.

@@ -268,8 +268,8 @@ def draw(runs: list[Run], path: Path) -> None:
 def draw_corridor(axis: Any, runs: list[Run]) -> None:
     """Plot the runs of one corridor; each program has one legend entry."""
     programs = ("GTrXLPPO", "RecurrentPPO", *TECHNIQUES["recurrence"])
-    colours = {program: f"C{number}" for number, program in enumerate(programs)}
+    colors = {program: f"C{number}" for number, program in enumerate(programs)}
     for run in runs:
         label = run.program if run.seed == 0 else None
         steps, successes = zip(*((step / 1000, success) for step, success in run.curve), strict=True)
-        axis.plot(steps, successes, color=colours[run.program], alpha=0.7, label=label)
+        axis.plot(steps, successes, color=colors[run.program], alpha=0.7, label=label)

@@ -27,16 +27,16 @@ OURS, THEIRS = "ours", "hf"
 PROGRAMS = {OURS: "DecisionTransformer", THEIRS: "HF DecisionTransformerModel"}
 CLONING: dict[str, dict[str, tuple[float, ...]]] = {
     HOPPER: {
-        "behaviour cloning": (1623, 1073, 1449),
-        "behaviour cloning, best 10%": (2617, 1868, 3435),
+        "behavior cloning": (1623, 1073, 1449),
+        "behavior cloning, best 10%": (2617, 1868, 3435),
     },
     "rlxf/hopper/medium-replay-like-v0": {
-        "behaviour cloning": (246, 658),
-        "behaviour cloning, best 10%": (2408, 1840),
+        "behavior cloning": (246, 658),
+        "behavior cloning, best 10%": (2408, 1840),
     },
     "rlxf/hopper/medium-expert-v0": {
-        "behaviour cloning": (3582,),
-        "behaviour cloning, best 10%": (3644,),
+        "behavior cloning": (3582,),
+        "behavior cloning, best 10%": (3644,),
     },
 }
 """Mean returns of behavior cloning per seed: an MLP, 20,000 updates, 20 episodes; measured separately."""

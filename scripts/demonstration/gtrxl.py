@@ -85,7 +85,7 @@ def draw(folder: Path, curve: dict[int, Report], picture: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True)
     upper.plot(list(curve), [report.success_rate for report in curve.values()], marker="o", label="GTrXL")
-    upper.axhline(CHANCE, color="grey", linestyle="--", label="without memory: chance")
+    upper.axhline(CHANCE, color="gray", linestyle="--", label="without memory: chance")
     upper.set(title="T-Maze, corridor of 50 steps", ylabel="success rate", ylim=(-0.03, 1.03))
     upper.legend(loc="lower right")
     lower.plot(*logged(folder, "rollout/ep_rew_mean"), label="return of an episode, while exploring")

@@ -170,7 +170,7 @@ def test_missing_member_is_named(tmp_path, member):
 
 
 @pytest.mark.parametrize("data", [{}, [], {"policy_class": "X"}], ids=str)
-def test_unrecognised_settings_are_reported(tmp_path, data):
+def test_unrecognized_settings_are_reported(tmp_path, data):
     with zipfile.ZipFile(tmp_path / "agent.zip", "w") as file:
         file.writestr("data", json.dumps(data))
     with pytest.raises(CheckpointError, match=r"agent\.zip cannot be imported"):
@@ -233,7 +233,7 @@ def climber(tmp_path):
     return agent, tmp_path / "Ladder.zip", tmp_path / "Ladder/vecnormalize.pkl"
 
 
-def test_agent_gets_normalised_observations_and_dataset_is_raw(climber, minari_root):
+def test_agent_gets_normalized_observations_and_dataset_is_raw(climber, minari_root):
     agent, path, statistics = climber
     imported = import_sb3(path, trust=True, env=DummyVecEnv([Ladder]), normalizer=statistics)
     options = {"episodes": 2, "deterministic": True, "reference_scores": ReferenceScores(0, 1, "here")}
@@ -245,8 +245,8 @@ def test_agent_gets_normalised_observations_and_dataset_is_raw(climber, minari_r
     first, second = (next(dataset.iterate_episodes()) for dataset in datasets)
     np.testing.assert_array_equal(first.observations[:, 0], np.arange(100, 110))
     np.testing.assert_array_equal(first.actions, second.actions)
-    normalised = agent.get_vec_normalize_env().normalize_obs(stack(list(first.observations[:-1])))
-    np.testing.assert_allclose(first.actions, agent.predict(normalised, deterministic=True)[0], rtol=1e-5)
+    normalized = agent.get_vec_normalize_env().normalize_obs(stack(list(first.observations[:-1])))
+    np.testing.assert_allclose(first.actions, agent.predict(normalized, deterministic=True)[0], rtol=1e-5)
 
 
 def test_statistics_are_frozen_and_returns_are_raw(climber):

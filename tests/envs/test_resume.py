@@ -264,13 +264,13 @@ def test_failed_environment_repeats_its_last_observation_after_resuming(reported
         env = VecNormalize(inner)
         load_wrapper_state(env, wrappers)
         resume_episodes(env, saved, arrays)
-        normalised = []
-        env.obs_rms.update = lambda observations: normalised.append(observations[1].copy())
+        normalized = []
+        env.obs_rms.update = lambda observations: normalized.append(observations[1].copy())
         rows = until_back(env, 1)
         lost = [row for row in rows if LOST in row[3][1]]
         assert len(lost) == 2 - reported
-        assert len(normalised) == len(rows)
-        for observation in normalised[: len(lost) - 1]:
+        assert len(normalized) == len(rows)
+        for observation in normalized[: len(lost) - 1]:
             np.testing.assert_array_equal(observation, last[0])
         terminal = env.unnormalize_obs(lost[-1][3][1]["terminal_observation"])
         np.testing.assert_allclose(terminal, last[0], atol=1e-5)

@@ -126,11 +126,11 @@ def test_query_raises_in_one_environment_while_another_dies(tmp_path):
 
 def test_vec_env_methods(tmp_path):
     with closing(breaking(tmp_path, number=2)) as env:
-        env.set_attr("colour", 7, indices=[0, 2])
-        assert env.get_attr("colour", indices=[2, 0]) == [7, 7]
-        with pytest.raises(AttributeError, match=r"environment 1 .*colour"):
-            env.get_attr("colour")
-        assert env.env_method("has_wrapper_attr", name="colour") == [True, False, True]
+        env.set_attr("color", 7, indices=[0, 2])
+        assert env.get_attr("color", indices=[2, 0]) == [7, 7]
+        with pytest.raises(AttributeError, match=r"environment 1 .*color"):
+            env.get_attr("color")
+        assert env.env_method("has_wrapper_attr", name="color") == [True, False, True]
         with pytest.raises(RuntimeError, match="environment 0 raised in env_method: TypeError"):
             env.env_method("record", "too", "much")
         assert env.restarts == 0

@@ -186,7 +186,7 @@ def test_stored_suggestions_are_restored(read):
         ("trials = 5", "trials = 0", "line 2: trials must be a whole number from 1 to 100,000, got 0"),
         ("trials = 5", "trials = true", "line 2: trials must be a whole number"),
         ("[3, 7]", "[3, 3]", "line 3: seeds must be a number, or a list of different seeds"),
-        ("trials = 5", 'direction = "maximise"', "did you mean maximize?"),
+        ("trials = 5", 'direction = "maximiz"', "did you mean maximize?"),
         (
             "trials = 5",
             'space = "gtrlx"',

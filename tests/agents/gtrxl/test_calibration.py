@@ -73,7 +73,7 @@ def test_other_action_spaces(actions):
     assert calibrate_small(agent(action_space=actions)).risk[0] == 0.0
 
 
-def test_observations_are_normalised_as_in_training():
+def test_observations_are_normalized_as_in_training():
     env = VecNormalize(scripts(shifted(3)), norm_reward=False)
     core = replace(small_core(), layers=3, depth=CALM("classifier"))
     one = small_agent(env, core=core)

@@ -154,17 +154,17 @@ def test_training_continues_bit_for_bit(tmp_path):
     agent = small_agent(scripts(shifted(3)), **STEADY).learn(2 * ROLLOUT)
     agent.save(tmp_path / "agent")
     loaded = GTrXLPPO.load(tmp_path / "agent", scripts(shifted(3)), device="cpu")
-    without_optimiser = small_agent(scripts(shifted(3)), **STEADY)
-    without_optimiser.policy.load_state_dict(agent.policy.state_dict())
+    without_optimizer = small_agent(scripts(shifted(3)), **STEADY)
+    without_optimizer.policy.load_state_dict(agent.policy.state_dict())
     next(iter(rollouts(agent, 1)))
-    for other in (loaded, without_optimiser):
+    for other in (loaded, without_optimizer):
         other.rollout_buffer = agent.rollout_buffer
         other.order.set_state(agent.order.get_state())
         other.set_logger(Logger(None, []))
-    for each in (agent, loaded, without_optimiser):
+    for each in (agent, loaded, without_optimizer):
         each.train()
     assert same(parameters(agent), parameters(loaded))
-    assert not same(parameters(agent), parameters(without_optimiser))
+    assert not same(parameters(agent), parameters(without_optimizer))
 
 
 def test_progress_is_restored(trained):

@@ -194,7 +194,7 @@ def test_other_weights_train_as_in_one_process():
 
 
 PARTS = spaces.Dict({"vector": VECTOR, "number": spaces.Discrete(4)})
-NORMALISED = {
+NORMALIZED = {
     "all": (VECTOR, {}),
     "observations alone": (VECTOR, {"norm_reward": False}),
     "rewards alone": (VECTOR, {"norm_obs": False}),
@@ -210,7 +210,7 @@ def statistics(env):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize(("space", "settings"), NORMALISED.values(), ids=NORMALISED)
+@pytest.mark.parametrize(("space", "settings"), NORMALIZED.values(), ids=NORMALIZED)
 def test_normalization_uses_statistics_of_all_processes(space, settings):
     policy = "MlpGTrXLPolicy" if space is VECTOR else "MultiInputGTrXLPolicy"
 
@@ -254,12 +254,12 @@ def cut(folder, env, **changes):
     return len(actual["lines"])
 
 
-def normalised():
+def normalized():
     return VecNormalize(lively())
 
 
 MOVED = {
-    "played again": (normalised, {}),
+    "played again": (normalized, {}),
     "give a state": (lambda: "rlxf/TMaze-v0", {}),
     "recurrence": (lively, {"core": RECURRENT_CORES["LSTM"]}),
     "recurrence below attention": (lively, {"core": RECURRENT_CORES["Mamba-2 below attention"]}),
@@ -316,7 +316,7 @@ def test_all_processes_start_new_episodes_if_one_must(tmp_path):
     """`VecNormalize` communicates in every reset: a process alone in it would block or mix up messages."""
 
     def work():
-        learned(rollouts=1, env=normalised(), callbacks=[CheckpointWriter(CheckpointFolder(tmp_path))])
+        learned(rollouts=1, env=normalized(), callbacks=[CheckpointWriter(CheckpointFolder(tmp_path))])
         process_group().barrier()
         with pytest.warns(UserWarning, match=r"start new episodes.*a different episode") as caught:
             actual = learned(env=VecNormalize(lively(kind=Forgetful)), resume_from=tmp_path)
@@ -332,7 +332,7 @@ def test_an_evaluation_in_one_process_resets_the_environments_of_all():
     """The reset of a `VecNormalize` communicates; a process alone in it would read values of a step."""
 
     def work():
-        env = normalised()
+        env = normalized()
         learner = agent(env).learn(ROLLOUT)
         if process_group().is_main:
             evaluate(learner, episodes=1)

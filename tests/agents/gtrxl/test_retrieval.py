@@ -135,7 +135,7 @@ def sampled(space):
     return replace(data, observations=observation_encoder(space)(shown))
 
 
-def test_observations_are_normalised_as_in_training():
+def test_observations_are_normalized_as_in_training():
     env = VecNormalize(scripts(shifted(2)), norm_reward=False)
     env.obs_rms.mean, env.obs_rms.var = np.array([1.0, -2.0, 0.5]), np.array([4.0, 0.1, 1.0])
     agent, data = small_agent(env), logged()

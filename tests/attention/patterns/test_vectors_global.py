@@ -22,7 +22,7 @@ from rlxf.attention.positions.base import Position
 from rlxf.attention.token_index import EMPTY
 from tests.attention.oracle import Vector, close, fill, load, put
 
-LONGFORMER, LABELLED, BIGBIRD = load("longformer"), load("etc"), load("bigbird")
+LONGFORMER, LABELED, BIGBIRD = load("longformer"), load("etc"), load("bigbird")
 LABEL_NUMBERS = load("etc_labels")
 
 
@@ -117,9 +117,9 @@ def windowed(pattern: Pattern, causal: bool) -> Tensor:
 
 # ETC: global tokens precede the long input.
 
-LONG, FIRST = LABELLED["in_long"], LABELLED["in_global"]
+LONG, FIRST = LABELED["in_long"], LABELED["in_global"]
 COUNT, WIDTH = FIRST.shape[1:]
-SIDES = LABELLED["w_rel_long"].shape[1]
+SIDES = LABELED["w_rel_long"].shape[1]
 
 
 def swapped(table: Tensor) -> Tensor:
@@ -131,31 +131,31 @@ def load_etc(module: nn.Module) -> None:
     """Load the vector's weights into attention with four pairs of projections."""
     for side, name, short in ((module.others, "long", "l"), (module.globals, "global", "g")):
         pairs = [f"w_{short}2{other}_{kind}" for other in "lg" for kind in "kv"]
-        fill(side.qkv, torch.cat([LABELLED[key].T for key in (f"w_{short}_q", *pairs)]))
-        fill(side.out, LABELLED[f"w_{short}_o"].T)
-        put(side.position.keys, swapped(LABELLED[f"w_rel_{name}"]))
-        put(side.position.biases, swapped(LABELLED[f"w_bias_{name}"]))
+        fill(side.qkv, torch.cat([LABELED[key].T for key in (f"w_{short}_q", *pairs)]))
+        fill(side.out, LABELED[f"w_{short}_o"].T)
+        put(side.position.keys, swapped(LABELED[f"w_rel_{name}"]))
+        put(side.position.biases, swapped(LABELED[f"w_bias_{name}"]))
 
 
 def test_etc():
-    pattern = ETC(int(LABELLED["cfg_radius"]), COUNT)
-    max_distance = (len(LABELLED["w_rel_long"]) - 3) // 2
+    pattern = ETC(int(LABELED["cfg_radius"]), COUNT)
+    max_distance = (len(LABELED["w_rel_long"]) - 3) // 2
     position = ETCLabels(max_distance, COUNT, segment=LONG.shape[1] // COUNT)
     module = attention(pattern, WIDTH, SIDES, position)
     load_etc(module)
     x = torch.cat([FIRST, LONG], dim=1)
     mask = relation(pattern, TokenIndex.range(*x.shape[:2]), SIDES)
-    assert torch.equal(mask.allowed[0, COUNT:], LABELLED["cfg_mask_long"])
+    assert torch.equal(mask.allowed[0, COUNT:], LABELED["cfg_mask_long"])
     assert mask.allowed[0, :COUNT].all()
-    index, labels = torch.arange(x.shape[1]), LABELLED["cfg_labels_long"]
+    index, labels = torch.arange(x.shape[1]), LABELED["cfg_labels_long"]
     ours = position.label(index[:, None], index, index[:, None] - index)
     assert torch.equal(ours[COUNT:, COUNT:], labels[:, COUNT:])
     assert torch.equal(
         ours[COUNT:, :COUNT] == 2 * max_distance + 2, labels[:, :COUNT] == 2 * max_distance + 1
     )
     y = module(x, None, mask)
-    close(y[:, :COUNT], LABELLED["out_global"])
-    close(y[:, COUNT:], LABELLED["out_long"])
+    close(y[:, :COUNT], LABELED["out_global"])
+    close(y[:, COUNT:], LABELED["out_long"])
 
 
 SENTENCE, CLIP = LABEL_NUMBERS["in_sentence"], int(LABEL_NUMBERS["cfg_clip"])
@@ -195,8 +195,8 @@ def test_masks_of_the_authors():
 
 def test_global_input():
     """The transformer takes the vector's global tokens as its first tokens and returns their outputs."""
-    pattern = ETC(int(LABELLED["cfg_radius"]), COUNT, global_input="given")
-    max_distance = (len(LABELLED["w_rel_long"]) - 3) // 2
+    pattern = ETC(int(LABELED["cfg_radius"]), COUNT, global_input="given")
+    max_distance = (len(LABELED["w_rel_long"]) - 3) // 2
     spec = TransformerSpec(
         width=WIDTH,
         heads=SIDES,
@@ -214,7 +214,7 @@ def test_global_input():
         for part in block.feed_forward.parameters():
             part.zero_()
     x = torch.cat([FIRST, LONG], dim=1)
-    expected = torch.cat([LABELLED["out_global"], LABELLED["out_long"]], dim=1)
+    expected = torch.cat([LABELED["out_global"], LABELED["out_long"]], dim=1)
     norm = torch.nn.functional.layer_norm
     y = model.outputs(x, TokenIndex.range(*x.shape[:2]))
     close(y, norm(norm(x + expected, (WIDTH,)), (WIDTH,)))

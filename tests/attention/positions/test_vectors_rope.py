@@ -12,12 +12,12 @@ BATCH, _, LENGTH, SIZE = VECTOR["in_q"].shape
 POSITION = torch.arange(LENGTH).expand(BATCH, -1)
 
 # Feature m and feature m + D/2 become adjacent.
-NEIGHBOURS = torch.arange(SIZE).view(2, -1).T.flatten()
+NEIGHBORS = torch.arange(SIZE).view(2, -1).T.flatten()
 
 
 def half_pairing(rope: RoPE, x: Tensor) -> Tensor:
-    rotated = rope.rotate(x[..., NEIGHBOURS], POSITION)
-    return rotated[..., NEIGHBOURS.argsort()]
+    rotated = rope.rotate(x[..., NEIGHBORS], POSITION)
+    return rotated[..., NEIGHBORS.argsort()]
 
 
 FACTOR, LONGEST = 2, 6
