@@ -125,7 +125,7 @@ def test_offline_agents_are_played(run, minari_root, capsys):
 
 
 def test_the_task_of_a_run_keeps_the_wrappers_of_its_registration():
-    """Those of the vector environment, such as ``Monitor``, are left out."""
+    """The wrappers of the vector environment, such as ``Monitor``, are left out."""
     sticky = WrapperSpec(
         "StickyAction", "gymnasium.wrappers:StickyAction", {"repeat_action_probability": 0.5}
     )

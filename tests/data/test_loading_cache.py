@@ -97,7 +97,7 @@ def unused_for(folder, days):
 
 
 def test_unused_conversions_of_earlier_versions_are_removed(dataset):
-    """Those of other datasets and of other selections of episodes are kept."""
+    """Conversions of other datasets and of other selections of episodes are kept."""
     other = record_random((2,), "test/small-v1")
     selected = dataset.filter_episodes(lambda episode: len(episode) > 1)
     for each in (other, selected, [dataset, other], dataset):

@@ -36,7 +36,7 @@ CAPTURED_OFFLINE = (
 )
 """Cases of `OFFLINE` whose updates can be captured."""
 DRAWING = ("HighestValueReturn", "QRegularized", "MaximumEntropy")
-"""Those whose losses draw random numbers, which a GPU captures only if they are its own."""
+"""Cases whose losses draw random numbers, which a GPU captures only if they are its own."""
 NOT_CAPTURED_OFFLINE = ("XLRelative", "context episode")
 """Other cases, which read values of tensors."""
 CAPTURED = (

@@ -109,7 +109,7 @@ def test_a_condition_can_hold_for_a_fixed_option(read, name):
 
 
 def test_a_condition_of_the_package_need_not_hold(read):
-    """Those of the file must: see the invalid files."""
+    """Conditions of the file must hold: see the invalid files."""
     for extra in ("", '[search]\ncore.recurrence = ["MinGRU", "LRU"]\n'):
         text = FIXED.partition("[search]")[0].replace("trials", 'space = "gtrxl"\ntrials')
         plan = read((text.replace('core.recurrence = "GRU"', "") if extra else text) + extra)

@@ -356,7 +356,7 @@ def test_observations_are_reconstructed():
 
 
 def test_values_are_clipped():
-    """Where all values have changed by more than the bound, they have no gradient."""
+    """Values have no gradient if all of them have changed by more than the bound."""
     student, teacher = pair(clip_range_vf=1e-6)
     lesson, _ = collect_lessons(student, teacher)
     with torch.no_grad():

@@ -322,7 +322,7 @@ def test_compiled_steps_read_the_present_weights(compiled_agent):
 
 
 def check_small_parameters(agent):
-    """The compiler makes constants of tensors with few elements unless it is told otherwise."""
+    """The compiler makes constants of tensors with few elements unless an option prevents it."""
     step = agent.policy.network_step
     assert largest_difference(agent, step) < 1e-5
     with torch.no_grad():
