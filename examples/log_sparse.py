@@ -25,10 +25,10 @@ from rlxf.utils.checks import check_int
 @register_technique("pattern")  # refuses a name that the axis already has
 @dataclass(frozen=True)
 class LogSparse(Pattern):
-    """Query i sees key j if ``|i - j|`` is 0 or a power of two, up to ``reach``.
+    """Query i attends to key j if ``|i - j|`` is 0 or a power of two, up to ``reach``.
 
-    A query sees about ``log2(reach)`` keys. In a transformer of n layers, it receives information from every
-    token whose distance is a sum of at most n powers of two.
+    A query attends to about ``log2(reach)`` keys. In a transformer of n layers, it receives information from
+    every token whose distance is a sum of at most n powers of two.
 
     Source: Li et al. 2019, arXiv:1907.00235, section 4.2.
 

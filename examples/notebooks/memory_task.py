@@ -40,7 +40,7 @@ of the episodes, so the agent succeeds in at most half of them. The hint has to 
 ## Train
 
 `memory_length` is the number of earlier steps that each layer attends to. Two layers with a memory of two
-steps see four steps back, which is less than the corridor. Sixteen steps are more than an episode. The
+steps reach four steps back, which is less than the corridor. Sixteen steps are more than an episode. The
 callback of Stable-Baselines3 reads the success rate of the last 100 episodes after each rollout.
 """
 

@@ -83,7 +83,7 @@ class LayerCache:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StepKeys:
-    """Keys that one query per row sees in S slots, for all layers of a `FusedStep`.
+    """Keys that one query per row attends to, in S slots, for all layers of a `FusedStep`.
 
     Args:
         slot: slot of the query's own token.

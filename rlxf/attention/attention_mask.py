@@ -171,7 +171,7 @@ class AttentionMask:
             return False
         if not (self.query.known_on_cpu and self.key.known_on_cpu) and self.sparse_plan is None:
             return False
-        return _see_themselves(self.query, self.key, tuple(self.head_patterns))
+        return _attend_to_themselves(self.query, self.key, tuple(self.head_patterns))
 
     def zero_masked_rows(self, x: Tensor) -> Tensor:
         """Set the rows of x (B, H, Tq, N) to 0 where the query is fully masked in the head."""
@@ -236,8 +236,8 @@ class AttentionMask:
 
 
 @unrecorded
-def _see_themselves(query: TokenIndex, key: TokenIndex, patterns: Iterable[Pattern]) -> bool:
-    """Return whether every query (B, Tq) is also a key (B, Tk), and every pattern lets it see itself."""
+def _attend_to_themselves(query: TokenIndex, key: TokenIndex, patterns: Iterable[Pattern]) -> bool:
+    """Return whether every query (B, Tq) is also a key (B, Tk) and may attend to itself in all patterns."""
     query = query.on_cpu
     position = query.filled_position
     filled = query.episode != EMPTY

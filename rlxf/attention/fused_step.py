@@ -38,7 +38,7 @@ class FusedStep:
     Args:
         layers: each pass.
         output: final norm.
-        max_distance: distance in tokens up to which a token sees the earlier ones of its episode.
+        max_distance: distance in tokens up to which a token attends to the earlier ones of its episode.
         modules: all modules of the transformer.
     """
 
@@ -86,9 +86,9 @@ class FusedStep:
         return self.output(x), torch.stack(hidden)
 
     def _keys(self, x: Tensor, index: TokenIndex, cache: KVCache) -> StepKeys:
-        """Write the index of the token to the cache, and return the keys that it sees.
+        """Write the index of the token to the cache, and return the keys that it attends to.
 
-        A token sees itself, so only an empty slot sees no key; its mask is arbitrary.
+        A token attends to itself, so only an empty slot attends to no key; its mask is arbitrary.
         """
         slot = cache.write(index)
         farthest = len(cache.tables.distances) - 1
@@ -110,7 +110,7 @@ def build_fused_step(transformer: TransformerLayers) -> FusedStep | NoFusedStep:
     """Return the fused step of a transformer."""
     pattern, *others = set(transformer.pass_patterns)
     layers = [fused_step(layer) for layer in transformer.pass_layers]
-    if others or not pattern.sees_nearest or None in layers or not _is_plain(transformer):
+    if others or not pattern.is_window or None in layers or not _is_plain(transformer):
         return NoFusedStep()
     return FusedStep(layers, bound(transformer.norm), pattern.max_distance, list(transformer.modules()))
 

@@ -240,8 +240,8 @@ class SegmentedTransformer(Transformer):
         weights = [x.new_zeros(shape) for _ in self.order]
         for slots, passes in run.stacks:
             past = passes.masks[0].key.shape[1] - passes.index.shape[1]
-            seen = torch.arange(past, device=x.device).expand(len(x), -1)
-            columns = torch.cat([seen, torch.where(slots == MISSING, shape[3] - 1, memory + slots)], dim=1)
+            earlier = torch.arange(past, device=x.device).expand(len(x), -1)
+            columns = torch.cat([earlier, torch.where(slots == MISSING, shape[3] - 1, memory + slots)], dim=1)
             for number, layer in enumerate(self.pass_layers):
                 part = self._part_weights(number, layer, passes, past, self._token_slice(slots))
                 rows = torch.where(slots == MISSING, shape[2] - 1, slots)[:, None, :, None]

@@ -120,7 +120,7 @@ class Memories:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenGroupMask(AttentionMask):
-    """`AttentionMask` in which read tokens see each other, and so do write tokens.
+    """`AttentionMask` in which read tokens attend to each other, and so do write tokens.
 
     Args:
         first: number of read tokens, at positions from 0.
@@ -139,7 +139,7 @@ class TokenGroupMask(AttentionMask):
 
     @property
     def hides_future(self) -> bool:
-        """False: read tokens see later ones, and so do write tokens."""
+        """False: read tokens attend to later ones, and so do write tokens."""
         return False
 
     @property

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class SpecView:
-    """Settings of a transformer, as techniques and modules see them; the base of `TransformerSpec`."""
+    """Settings of a transformer, as techniques and modules receive them; the base of `TransformerSpec`."""
 
     position: Any
     pattern: Any
@@ -49,7 +49,8 @@ class SpecView:
 
     @property
     def score_heads(self) -> int:
-        """Number of heads with attention weights, as positions see them; see `Kernel.score_heads`."""
+        """Number of heads with attention weights, for which positions have biases; see
+        `Kernel.score_heads`."""
         return int(self.kernel.score_heads(self.heads))
 
     @property

@@ -353,14 +353,14 @@ class PositionBlocks:
         return picked.unflatten(1, (count, length)).unflatten(-1, rows.shape[2:])
 
     def fully_visible(self, allowed: Tensor) -> Tensor:
-        """Return the blocks of which a query may see every token, for blocks without missing tokens.
+        """Return the blocks of which a query may attend to every token, for blocks without missing tokens.
 
         allowed (B, h, Tq, S) bool -> (B, h, Tq, N) bool.
         """
         shape = (*allowed.shape[:3], self.slots[0].numel())
         slots = self.slots.clamp(min=0).flatten(1)[:, None, None].expand(shape)
-        seen = allowed.gather(-1, slots).unflatten(-1, self.slots.shape[1:]).all(-1)
-        return seen & self.filled[:, None, None, :, 0]
+        visible = allowed.gather(-1, slots).unflatten(-1, self.slots.shape[1:]).all(-1)
+        return visible & self.filled[:, None, None, :, 0]
 
     def spread(self, of_blocks: Tensor, tokens: int) -> Tensor:
         """Expand a mask of blocks (B, h, Tq, N) to the S tokens of a row; False for tokens in no block."""

@@ -18,7 +18,7 @@ WHOLE_LENGTH = 2**62
 """Tokens of the first pass: all, so that flex_attention is compiled for one length only."""
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Rule on batch, head, query and key, as numbers: whether the query sees the key."""
+"""Rule on batch, head, query and key, as numbers: whether the query may attend to the key."""
 MakeRule = Callable[[int, torch.device], MaskMod]
 """Function of a length and a device that makes a rule."""
 
@@ -92,7 +92,8 @@ def longformer_rule(pattern: Longformer) -> MakeRule:
 
 
 def blockwise_rule(pattern: Blockwise) -> MakeRule:
-    """Return the causal rule of cyclic shifts: block a of head h sees block a - h of its part, modulo n."""
+    """Return the causal rule of cyclic shifts: block a of head h attends to block a - h modulo n of its
+    part."""
     block, blocks = pattern.block, pattern.blocks
 
     def rule(_batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -121,7 +122,7 @@ def table_rule(pattern: BlockPattern) -> MakeRule:
 
 
 def block_table(pattern: BlockPattern, length: int) -> Tensor:
-    """Return which of N blocks of keys each block of queries sees in each of H heads, (H, N, N) bool."""
+    """Return whether blocks of queries attend to blocks of keys in each of H heads, (H, N, N) bool."""
     starts = torch.arange(0, length, pattern.block)
     rules = repeat_for_heads(pattern.for_heads(HEADS), HEADS)
     pairs = (rule.mask_mod(starts[:, None], starts) for rule in rules)

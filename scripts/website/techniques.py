@@ -31,7 +31,7 @@ LISTS = ("reference/techniques.md", "explanation/choose-techniques.md")
 """Pages with tables whose first or second column has the names of techniques."""
 NOTE = (
     "A row of a picture is a query, a column is a key. <span class='mask-key causal'></span> visible keys; "
-    "<span class='mask-key later'></span> keys after the query, which only bidirectional transformers see."
+    "<span class='mask-key later'></span> keys after the query, visible in bidirectional transformers only."
 )
 
 

@@ -203,12 +203,12 @@ def attend(
     x: Tensor,
     memory: Tensor,
     key: TokenIndex,
-    sees: Callable[[int, int], bool],
+    allows: Callable[[int, int], bool],
 ) -> Tensor:
     """Attend from queries x (B, T, C), the last T slots of key, over memory (B, M, C) and x -> (B, T, C)."""
     return torch.stack(
         [
-            attend_row(module, technique, x[b], torch.cat([memory[b], x[b]]), places(key, b), sees)
+            attend_row(module, technique, x[b], torch.cat([memory[b], x[b]]), places(key, b), allows)
             for b in range(len(x))
         ]
     )
@@ -220,7 +220,7 @@ def weights(
     x: Tensor,
     memory: Tensor,
     key: TokenIndex,
-    sees: Callable[[int, int], bool],
+    allows: Callable[[int, int], bool],
 ) -> Tensor:
     """Return the attention weights of `attend`, (B, H, T, M + T)."""
     batch, queries, keys = len(x), x.shape[1], key.shape[1]
@@ -231,7 +231,7 @@ def weights(
     for b, head, i in product(range(batch), range(module.heads), range(queries)):
         place = places(key, b)
         here = place[keys - queries + i]
-        visible = [n for n, there in enumerate(place) if meets(here, there) and sees(here[0], there[0])]
+        visible = [n for n, there in enumerate(place) if meets(here, there) and allows(here[0], there[0])]
         scores = [score(module, q[b, head, i], k[b, head, n], here[0], place[n][0], head) for n in visible]
         one_hot = list(torch.eye(keys, dtype=x.dtype)[visible])
         taken[b, head, i] = average(scores, one_hot, module.kernel.softmax1, keys)
@@ -243,7 +243,7 @@ def places(index: TokenIndex, b: int) -> list[tuple[int, int]]:
     return list(zip(index.position[b].tolist(), index.episode[b].tolist(), strict=True))
 
 
-def attend_row(module, technique, x, tokens, place, sees) -> Tensor:
+def attend_row(module, technique, x, tokens, place, allows) -> Tensor:
     """Attend in one row: queries x (T, C) over tokens (M + T, C)."""
     score, value = SCORES[technique], VALUES.get(technique, nothing)
     w_q, w_k, w_v = module.qkv.weight.chunk(3)
@@ -251,7 +251,7 @@ def attend_row(module, technique, x, tokens, place, sees) -> Tensor:
     q, k, v = x @ w_q.T + b_q, tokens @ w_k.T + b_k, tokens @ w_v.T + b_v
     size, outputs = x.shape[1] // module.heads, []
     for query, here in enumerate(place[-len(x) :]):
-        visible = [n for n, there in enumerate(place) if meets(here, there) and sees(here[0], there[0])]
+        visible = [n for n, there in enumerate(place) if meets(here, there) and allows(here[0], there[0])]
         heads = [slice(head * size, (head + 1) * size) for head in range(module.heads)]
         mixed = [
             average(

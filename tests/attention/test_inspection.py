@@ -115,7 +115,7 @@ def assert_distributions(spec, layer: int, kernel: Kernel, weights, whole):
         return
     total = weights.sum(-1)
     assert (weights >= 0).all() or isinstance(kernel, RFA | Differential)
-    if isinstance(kernel, Differential):  # each token sees itself in both maps
+    if isinstance(kernel, Differential):  # each token attends to itself in both maps
         whole = whole * (1 - shared_model(spec).blocks[layer].attention.lambda_.detach())
     if isinstance(spec.memory, KNN | StreamingXL | RMT):  # weights of tokens before the state are left out
         assert (total < whole + 1e-9).all()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("restored_registry")
 
 
 def new_pattern(name: str = "Even", module: str = "mine", **attributes: object) -> type[Pattern]:
-    """Return a pattern that sees keys at even distances, with changed or added attributes."""
+    """Return a pattern that allows keys at even distances, with changed or added attributes."""
 
     @dataclass(frozen=True)
     class Even(Pattern):

@@ -25,7 +25,7 @@ class ACT(Universal):
 
     with the remainder ``R = 1 - (p_1 + ... + p_(N-1))``. Its output is ``sum_n w_n h_n`` over n = 1 ... N,
     with h_n the output of pass n, ``w_n = p_n`` and ``w_N = R``: the weights sum to 1. The state of a halted
-    token is copied to later passes, where other tokens still see it. The loss gets
+    token is copied to later passes, where other tokens still attend to it. The loss gets
     ``ponder_cost mean(N + R)`` over all tokens, whether or not their outputs are requested. While acting,
     passes end when the tokens whose outputs are requested have halted.
 

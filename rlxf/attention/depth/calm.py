@@ -34,8 +34,8 @@ class CALM(ExitDepth):
       the choice after the last pass. Its gradient does not reach the rest of the transformer.
 
     The loss includes the outputs after each pass, with weight ``n / (1 + ... + N)``. The state of an exited
-    token is copied to later passes, where other tokens see it. While learning, and in rollouts of PPO, all
-    tokens take all passes.
+    token is copied to later passes, where other tokens attend to it. While learning, and in rollouts of PPO,
+    all tokens take all passes.
 
     Source: Schuster et al. 2022, arXiv:2207.07061, section 3.
 

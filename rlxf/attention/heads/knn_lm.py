@@ -69,8 +69,8 @@ class KNNLM(OutputHead):
         """Return log p from log p_model and p_kNN, both (B, V)."""
         if self.weight == 0:
             return log_p
-        seen = p_near > 0  # the gradient of log 0 is not finite
-        log_near = torch.where(seen, p_near, 1).log().masked_fill(~seen, -torch.inf)
+        found = p_near > 0  # the gradient of log 0 is not finite
+        log_near = torch.where(found, p_near, 1).log().masked_fill(~found, -torch.inf)
         if self.weight == 1:
             return log_near
         weight = torch.tensor(self.weight, dtype=log_p.dtype, device=log_p.device)

@@ -182,8 +182,8 @@ class RecurrentKernelState(ABC):
 class RecurrentAttentionKernel(AttentionKernel):
     """Kernel that can act from a `RecurrentKernelState` in place of all keys and values.
 
-    This is valid as long as each token sees all earlier tokens of its episode; other patterns hide keys by
-    position.
+    This is valid as long as each token attends to all earlier tokens of its episode; other patterns hide keys
+    by position.
     """
 
     @abstractmethod
@@ -200,7 +200,7 @@ class RecurrentAttentionKernel(AttentionKernel):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, index: "TokenIndex", state: RecurrentKernelState
     ) -> Tensor:
-        """Compute the output of one token, which sees itself, and add the token to the state in place.
+        """Compute the output of one token, which attends to itself, and add the token to the state in place.
 
         Args:
             q: query of the token, (B, H, 1, D + E).
@@ -300,8 +300,8 @@ class RecurrentKernel(Kernel):
     """
 
     def is_recurrent(self, pattern: Pattern) -> bool:
-        """Return whether every query sees all earlier tokens."""
-        return pattern.sees_all
+        """Return whether every query attends to all earlier tokens."""
+        return pattern.allows_all_keys
 
 
 class PairwiseKernel(Kernel):
@@ -323,8 +323,8 @@ def check_key_heads(kernel: Kernel, choices: SpecView) -> None:
         )
 
 
-def check_sees_whole_sequence(kernel: Kernel, option: str, choices: SpecView) -> None:
-    """Raise ValueError unless a kernel that partitions the whole sequence may see all of it.
+def check_allows_all_keys(kernel: Kernel, option: str, choices: SpecView) -> None:
+    """Raise ValueError unless a kernel that partitions the whole sequence may attend to all of it.
 
     Args:
         kernel: the kernel.
@@ -336,7 +336,7 @@ def check_sees_whole_sequence(kernel: Kernel, option: str, choices: SpecView) ->
             f"{kernel} assigns tokens to groups from the whole sequence, and causal=True hides later tokens; "
             f"set {option}=None"
         )
-    if not choices.pattern.sees_all:
+    if not choices.pattern.allows_all_keys:
         raise ValueError(
             f"{kernel} assigns tokens to groups from the whole sequence, and {choices.pattern} hides a part "
             f"of it; choose Full() or another kernel"

@@ -31,7 +31,7 @@ PAIRS_PER_STEP = 1 << 18
 """Number of pairs whose scores are computed at a time; they fit a processor's cache."""
 
 ComparePositions = Callable[[Tensor, Tensor], Tensor]
-"""Comparison of the positions of a query and a key of its bucket: True if the query may see the key."""
+"""Comparison of the positions of a query and a key of its bucket: True if the query may attend to the key."""
 
 
 class BucketAttention(SoftmaxAttention):
@@ -61,7 +61,7 @@ class BucketAttention(SoftmaxAttention):
 
     @abstractmethod
     def compare_positions(self, mask: AttentionMask) -> ComparePositions:
-        """Return the comparison of positions that decides which keys of its bucket a query sees."""
+        """Return the comparison of positions that decides which keys of its bucket a query attends to."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: AttentionMask) -> Tensor:
         if bias is None and not self.active_dropout and self.uses_sorting(mask):
@@ -83,7 +83,7 @@ class BucketAttention(SoftmaxAttention):
     def uses_sorting(self, mask: AttentionMask) -> bool:
         """Return whether to sort tokens by their buckets."""
         pairs = mask.query.shape[1] * mask.key.shape[1]
-        return pairs >= MIN_PAIRS_TO_SORT and all(rule.sees_all for rule in mask.head_patterns)
+        return pairs >= MIN_PAIRS_TO_SORT and all(rule.allows_all_keys for rule in mask.head_patterns)
 
     def sorted_forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Compute `forward` by sorting tokens.
@@ -230,11 +230,11 @@ def online_softmax(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[BlockGroup])
             query, and any slot for a key.
 
     Returns:
-        o, (B, H, Tq, V), and whether a query sees any key, (B, H, Tq, 1) bool.
+        o, (B, H, Tq, V), and whether a query attends to any key, (B, H, Tq, 1) bool.
     """
     queries, keys, values = (x.flatten(0, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
-    output, seen = _OnlineSoftmax.apply(queries, keys, values, parts)  # type: ignore[no-untyped-call]
-    return output.unflatten(0, q.shape[:3]), seen.view(*q.shape[:3], 1)
+    output, has_keys = _OnlineSoftmax.apply(queries, keys, values, parts)  # type: ignore[no-untyped-call]
+    return output.unflatten(0, q.shape[:3]), has_keys.view(*q.shape[:3], 1)
 
 
 class _OnlineSoftmax(torch.autograd.Function):
@@ -254,11 +254,11 @@ class _OnlineSoftmax(torch.autograd.Function):
             weights = scores.sub_(top).exp_()
             partial = torch.bmm(weights, F.embedding(part.key, v))
             _merge(out, total, part.query.flatten(), partial.flatten(0, 1), weights.sum(-1), top)
-        seen = total[:-1] > LOG_ZERO / 2
+        has_keys = total[:-1] > LOG_ZERO / 2
         ctx.save_for_backward(q, k, v, out, total)
         ctx.parts = parts
-        ctx.mark_non_differentiable(seen)
-        return out[:-1].to(v.dtype), seen
+        ctx.mark_non_differentiable(has_keys)
+        return out[:-1].to(v.dtype), has_keys
 
     @staticmethod
     @first_derivative_only("attention in buckets (LSH, Routing)")

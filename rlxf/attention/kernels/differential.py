@@ -47,7 +47,7 @@ class Differential(PairwiseKernel):
 
     paper: ClassVar[str] = "Ye et al. 2024, arXiv:2410.05258"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "2 times the pairs seen"
+    cost: ClassVar[str] = "2 times the visible pairs"
     initial_lambda: float | None = None
 
     def __post_init__(self) -> None:

@@ -74,7 +74,7 @@ def pairwise_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, allowed: T
         queries: features (B, H, Tq, M).
         keys: features of Tk keys.
         values: values with an appended 1, (B, H, Tk, V + 1).
-        allowed: attention mask (B, 1 or H, Tq, Tk) bool, True where a query may see a key.
+        allowed: attention mask (B, 1 or H, Tq, Tk) bool, True where a query may attend to a key.
 
     Returns:
         (B, H, Tq, V + 2); 0 for a query without visible keys.
@@ -88,7 +88,7 @@ def pairwise_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, allowed: T
 def chunk_sums(
     queries: Tensor, keys: KeyFeatures, values: Tensor, before: KVState, allowed: Tensor, continues: Tensor
 ) -> Tensor:
-    """Compute `pairwise_sums` where queries may also see the keys of a state.
+    """Compute `pairwise_sums` where queries may also attend to the keys of a state.
 
     Args:
         queries: features (B, H, T, M).
@@ -96,7 +96,7 @@ def chunk_sums(
         values: values with an appended 1, (B, H, T, V + 1); 0 in empty slots.
         before: state of the keys before the chunk.
         allowed: attention mask (B, 1, T, T) bool.
-        continues: (B, T) bool, true for queries that see the state.
+        continues: (B, T) bool, true for queries that attend to the state.
 
     Returns:
         (B, H, T, V + 2).
@@ -111,7 +111,7 @@ def chunk_sums(
 
 
 def causal_sums(queries: Tensor, keys: KeyFeatures, values: Tensor, before: KVState) -> tuple[Tensor, Tensor]:
-    """Compute `pairwise_sums` where each of T queries sees the state before and the keys up to its own.
+    """Compute `pairwise_sums` where each of T queries attends to the state before and the keys up to its own.
 
     Returns:
         (B, H, T, V + 2), and the weights of the T^2 pairs, (B, H, T, T).

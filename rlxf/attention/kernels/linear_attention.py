@@ -55,9 +55,9 @@ class LinearAttention(RecurrentAttentionKernel):
     """``o_i = sum_j w_ij v_j / sum_j w_ij`` over visible keys j, with ``w_ij = phi(q_i) . phi(k_j)``.
 
     There are three implementations. The first computes all pairs, for any pattern, memory and episodes. The
-    second uses `KVState`, in time and memory linear in the length, where each token of a row sees all of the
-    row or its past. The third processes one token at a time, with `KVState` as recurrent state. The last two
-    do not compute all weights, so none of the three applies the transformer's dropout to weights.
+    second uses `KVState`, in time and memory linear in the length, where each token of a row attends to all
+    of the row or to its past. The third processes one token at a time, with `KVState` as recurrent state. The
+    last two do not compute all weights, so none of the three applies the transformer's dropout to weights.
     """
 
     features: int
@@ -146,7 +146,7 @@ class LinearAttention(RecurrentAttentionKernel):
         return sums.add(self.key_features(k).exclude(empty), values)
 
     def prefill(self, k: Tensor, v: Tensor, index: TokenIndex) -> "LinearAttentionState":
-        """Return the recurrent state. Later tokens can only see the last episode, so others are excluded."""
+        """Return the recurrent state of the last episode: later tokens attend to no other episode."""
         none = KVState.empty(self.features, append_ones(self.promote(v)))
         memory = LinearAttentionState(none, index.newest().episode[:, 0])
         keys, values, _ = self._scaled_to_last(k, v, index.episode != memory.episode[:, None], index)
@@ -194,7 +194,7 @@ class LinearAttentionState(RecurrentKernelState):
         return LinearAttentionState(KVState(*(part[rows] for part in self.sums)), self.episode[rows])
 
     def advance_to(self, index: TokenIndex, log_decay: Tensor) -> KVState:
-        """Advance to the episode of the next token (B, 1); return the sums that it sees.
+        """Advance to the episode of the next token (B, 1); return the sums that it reads.
 
         They are decayed, or empty for a new episode.
 
@@ -211,17 +211,17 @@ class LinearAttentionState(RecurrentKernelState):
 def uses_running_sums(mask: AttentionMask) -> bool:
     """Return whether `LinearAttention` uses running sums in place of pairs of queries and keys.
 
-    It does so if there are more than `MAX_PAIRS` pairs, and each token sees all other tokens of its row, or
-    its past. This requires the rule `Full`, one episode in each row, apart from empty slots, and a mask
-    without the precomputed distance tables of acting. In a causal transformer positions must be consecutive,
-    and the queries must be the last keys. A selection of queries is computed pair by pair.
+    It does so if there are more than `MAX_PAIRS` pairs, and each token attends to all other tokens of its
+    row, or to its past. This requires the rule `Full`, one episode in each row, apart from empty slots, and a
+    mask without the precomputed distance tables of acting. In a causal transformer positions must be
+    consecutive, and the queries must be the last keys. A selection of queries is computed pair by pair.
     """
     large = mask.query.shape[1] * mask.key.shape[1] > MAX_PAIRS
     if (
         not large
         or is_tracing()
         or mask.tables is not None
-        or not all(rule.sees_all for rule in mask.head_patterns)
+        or not all(rule.allows_all_keys for rule in mask.head_patterns)
     ):
         return False
     episode = mask.key.concatenate(mask.query).episode

@@ -30,20 +30,21 @@ class Linformer(Kernel):
     form: n is the length of the longest sequence, each episode is projected separately, and positions without
     a token add nothing. A summary without any token is masked.
 
-    If keys were projected along the whole sequence, a token would see later tokens. The causal form is ours:
-    an episode is cut into blocks of n positions, [0, n), [n, 2 n) ... A query sees the k summaries ``E k``
-    and ``F v`` of an earlier block in place of its tokens, if all of these tokens are visible to it. All
-    other visible tokens are seen individually, in the same softmax. A block may therefore be cut by a window
-    or by the end of memory. L tokens cost L (L k / n + n) / 2 pairs: n / k times fewer than all pairs, but
-    not linear, since the number of summaries grows with L. Blocks of ``n = sqrt(L k)`` cost least, L^1.5
-    sqrt(k) pairs.
+    If keys were projected along the whole sequence, a token would attend to later tokens. The causal form is
+    ours: an episode is cut into blocks of n positions, [0, n), [n, 2 n) ... A query attends to the k
+    summaries ``E k`` and ``F v`` of an earlier block in place of its tokens, if it may attend to all of them.
+    All other visible tokens are attended to individually, in the same softmax. A block may therefore be cut
+    by a window or by the end of memory. L tokens cost L (L k / n + n) / 2 pairs: n / k times fewer than all
+    pairs, but not linear, since the number of summaries grows with L. Blocks of ``n = sqrt(L k)`` cost least,
+    L^1.5 sqrt(k) pairs.
 
     Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias;
     public implementations have one.
 
     Args:
         length: n, in tokens: the longest sequence; in a causal transformer the length of a block. Episodes,
-            windows and memories should hold several blocks: tokens of shorter ones are all seen individually.
+            windows and memories should hold several blocks: tokens of shorter ones are all attended to
+            individually.
         k: number of summaries of n tokens; a tuple for a separate number in each layer.
         method: projection. "learned": by E and F. The others summarize n / k adjacent positions:
             "convolution", whose kernel and stride are n / k, "mean", or "max" of each feature.
@@ -106,13 +107,13 @@ class Linformer(Kernel):
         return tuple(replace(self, k=k) for k in self.k)
 
     def check(self, choices: SpecView) -> None:
-        """Raise ValueError for cross-attention, or if a query may not see all projected tokens."""
+        """Raise ValueError for cross-attention, or if a query may not attend to all projected tokens."""
         if choices.cross_attention:
             raise ValueError(
                 f"{self} projects the keys of self-attention and does not support cross_attention=True; "
                 f"choose another kernel"
             )
-        if not choices.causal and not choices.pattern.sees_all:
+        if not choices.causal and not choices.pattern.allows_all_keys:
             raise ValueError(
                 f"with causal=False, {self} projects the whole sequence, and {choices.pattern} hides a "
                 f"part of it; choose Full() or another kernel"
@@ -193,12 +194,12 @@ class LinformerAttention(AttentionKernel):
         tokens = k.shape[2]
         if not blocks.slots.numel():
             return self._attend(q, k, v, allowed)
-        seen = blocks.fully_visible(allowed) & self._ends_before(blocks, mask)
-        alone = allowed & ~blocks.spread(seen, tokens)
+        summarized = blocks.fully_visible(allowed) & self._ends_before(blocks, mask)
+        alone = allowed & ~blocks.spread(summarized, tokens)
         keys, values = self._summaries(k, v, blocks, summarize)
         keys, values = torch.cat([k, keys], dim=2), torch.cat([v, values], dim=2)
-        count = (keys.shape[2] - tokens) // seen.shape[-1]
-        allowed = torch.cat([alone, seen.repeat_interleave(count, dim=-1)], dim=-1)
+        count = (keys.shape[2] - tokens) // summarized.shape[-1]
+        allowed = torch.cat([alone, summarized.repeat_interleave(count, dim=-1)], dim=-1)
         return self._attend(q, keys, values, allowed)
 
     @staticmethod
@@ -217,10 +218,10 @@ class LinformerAttention(AttentionKernel):
         outputs = []
         for number, queries in enumerate(q.split(size, dim=2)):
             own, before = slice(number * size, (number + 1) * size), slice(0, number * count)
-            seen_keys = torch.cat([keys[:, :, before], k[:, :, own]], dim=2)
-            seen_values = torch.cat([values[:, :, before], v[:, :, own]], dim=2)
-            allowed = torch.ones(queries.shape[2], seen_keys.shape[2], dtype=torch.bool, device=k.device)
-            outputs.append(self._attend(queries, seen_keys, seen_values, allowed.tril(number * count)))
+            visible_keys = torch.cat([keys[:, :, before], k[:, :, own]], dim=2)
+            visible_values = torch.cat([values[:, :, before], v[:, :, own]], dim=2)
+            allowed = torch.ones(queries.shape[2], visible_keys.shape[2], dtype=torch.bool, device=k.device)
+            outputs.append(self._attend(queries, visible_keys, visible_values, allowed.tril(number * count)))
         return torch.cat(outputs, dim=2)
 
     def _summaries(
@@ -263,7 +264,7 @@ class StartsAtBlockBoundary:
         """Return whether the pass has this layout."""
         query, key = mask.query, mask.key
         long = mask.tables is None and query.shape == key.shape and key.shape[1] > 2 * self.size
-        if not long or not mask.pattern.sees_all:
+        if not long or not mask.pattern.allows_all_keys:
             return False
         first = int(key.position[0, 0])
         ascending = torch.arange(first, first + key.shape[1], device=key.position.device)

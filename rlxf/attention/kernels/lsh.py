@@ -14,8 +14,8 @@ from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.kernels.base import (
     LinearFn,
     PairwiseKernel,
+    check_allows_all_keys,
     check_key_heads,
-    check_sees_whole_sequence,
 )
 from rlxf.attention.kernels.bucket_attention import (
     BucketAttention,
@@ -45,15 +45,15 @@ class LSH(PairwiseKernel):
     which is the paper's sum over rounds, with its ``- log N_ij`` for pairs that share N_ij of them. A token
     attends to itself only if no other token is visible.
 
-    The paper sorts all tokens by bucket and cuts them into chunks; a token sees the tokens of its bucket in
-    its chunk and in the previous one. Later tokens thus determine which earlier tokens are visible. Here a
-    token sees all earlier tokens of its bucket, and acting matches training: this causal form is ours. It
-    costs more where buckets are uneven. R is drawn once; the paper draws a new R for each pass, which acting
-    could not reproduce.
+    The paper sorts all tokens by bucket and cuts them into chunks; a token attends to the tokens of its
+    bucket in its chunk and in the previous one. Later tokens thus determine which earlier tokens are visible.
+    Here a token attends to all earlier tokens of its bucket, and acting matches training: this causal form is
+    ours. It costs more where buckets are uneven. R is drawn once; the paper draws a new R for each pass,
+    which acting could not reproduce.
 
-    With ``chunk``, a bidirectional transformer computes what published code does: a token sees its chunk and
-    the previous one, whatever the bucket, and counts a key once for each round in which it sees it. This form
-    is for weights trained with that code; it computes all pairs.
+    With ``chunk``, a bidirectional transformer computes what published code does: a token attends to its
+    chunk and the previous one, whatever the bucket, and counts a key once for each round in which it attends
+    to it. This form is for weights trained with that code; it computes all pairs.
 
     Tokens are sorted by bucket if there are many pairs, the pattern is `Full`, positions add nothing to
     scores and there is no dropout; otherwise all pairs are computed.
@@ -109,7 +109,7 @@ class LSH(PairwiseKernel):
             )
         check_key_heads(self, choices)
         if self.chunk is not None:
-            check_sees_whole_sequence(self, "chunk", choices)
+            check_allows_all_keys(self, "chunk", choices)
 
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
         return SharedQKAttention
@@ -186,10 +186,10 @@ class LSHAttention(BucketAttention):
 
     def sorted_forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Compute `forward` by sorting tokens; a token without other visible tokens attends to itself."""
-        output, seen = super().sorted_forward(q, k, v, mask)
+        output, has_keys = super().sorted_forward(q, k, v, mask)
         slot = mask.key.find(mask.query)[:, None, :, None]
         own = v.gather(2, slot.clamp(min=0).expand(-1, v.shape[1], -1, v.shape[3]))
-        return torch.where(seen | (slot < 0), output, own), seen
+        return torch.where(has_keys | (slot < 0), output, own), has_keys
 
 
 class ChunkedLSHAttention(LSHAttention):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
-from rlxf.attention.kernels.base import PairwiseKernel, check_key_heads, check_sees_whole_sequence
+from rlxf.attention.kernels.base import PairwiseKernel, check_allows_all_keys, check_key_heads
 from rlxf.attention.kernels.bucket_attention import (
     BucketAttention,
     ComparePositions,
@@ -42,8 +42,8 @@ class Routing(PairwiseKernel):
 
     The paper's formula defines this S_i, but the paper computes clusters of equal size: each consists of the
     w queries and the w keys that are nearest to its centroid. Later tokens then determine which keys an
-    earlier token sees. This form therefore requires ``causal=False``; ``window`` selects it. The output of a
-    query in several clusters is the mean of its outputs in them; that of a query in no cluster is 0.
+    earlier token attends to. This form therefore requires ``causal=False``; ``window`` selects it. The output
+    of a query in several clusters is the mean of its outputs in them; that of a query in no cluster is 0.
 
     Tokens are sorted by cluster if there are many pairs, the pattern is `Full`, positions add nothing to
     scores and there is no dropout; otherwise all pairs are computed.
@@ -87,7 +87,7 @@ class Routing(PairwiseKernel):
         """Raise ValueError unless clusters of equal size may be chosen from the whole sequence."""
         check_key_heads(self, choices)
         if self.window is not None:
-            check_sees_whole_sequence(self, "window", choices)
+            check_allows_all_keys(self, "window", choices)
 
     @property
     def token_loss_option(self) -> str | None:
@@ -292,7 +292,7 @@ def _gather_pairs(x: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _cluster_weight(slots: Tensor, has_keys: Tensor, queries: int, dtype: torch.dtype) -> Tensor:
-    """Return 1 / number of clusters in which the query sees a key, for queries at slots (B, H, n, W)."""
+    """Return 1 / number of clusters in which queries at slots (B, H, n, W) attend to a key."""
     flat = slots.flatten(2)
     counts = torch.zeros(*flat.shape[:2], queries, dtype=dtype, device=flat.device)
     counts = counts.scatter_add(2, flat, has_keys.flatten(2).to(dtype))

@@ -33,7 +33,7 @@ class SinkSoftmax(PairwiseKernel):
 
     paper: ClassVar[str] = "OpenAI 2025, arXiv:2508.10925"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "pairs seen"
+    cost: ClassVar[str] = "visible pairs"
     start: float = 0.0
     softmax_distance = UNLIMITED
 

@@ -39,7 +39,7 @@ class Softmax(PairwiseKernel):
 
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "pairs seen"
+    cost: ClassVar[str] = "visible pairs"
     softmax1: bool = False
     softmax_distance = UNLIMITED
 

@@ -92,7 +92,7 @@ class AdaptiveSpan(SpanKernel):
         limit: S, the longest span, in tokens.
         ramp: R, number of tokens over which the weight falls from 1 to 0; 32 as in the paper.
         start: initial z of every head, in tokens; None for S / 2. The paper starts near 0. A head gets no
-            gradient from tokens that it does not see, and memory tasks depend on distant ones.
+            gradient from tokens that it does not attend to, and memory tasks depend on distant ones.
         penalty: lambda; 2e-6 as in the paper. With 0, spans grow without cost.
         include_self: whether a token attends to itself. The paper's sum, over t - S to t - 1, excludes it: a
             token's own content is then available through the residual only. The pattern ``Window(S + 1)``
@@ -180,7 +180,7 @@ class DynamicSpan(SpanKernel):
 
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, arXiv:1905.07799"
     causal_form: ClassVar[str] = "the paper's"
-    cost: ClassVar[str] = "pairs seen"
+    cost: ClassVar[str] = "visible pairs"
     limit: int = 128
     ramp: int = 32
     penalty: float = 2e-6

@@ -147,7 +147,7 @@ def extend_masks(kind: type[Mask], masks: Sequence[AttentionMask], **options: An
 
 
 class Memory(Technique, ABC):
-    """Base of the memory techniques: frozen dataclasses that define what a segment sees of earlier tokens."""
+    """Base of the memory techniques: frozen dataclasses that define which earlier tokens are visible."""
 
     @property
     @abstractmethod
@@ -164,7 +164,7 @@ class Memory(Technique, ABC):
 
     def check_full_pattern(self, choices: SpecView) -> None:
         """Raise ValueError unless the pattern is `Full`, for a memory that defines the visible tokens."""
-        if not choices.pattern.sees_all:
+        if not choices.pattern.allows_all_keys:
             raise ValueError(
                 f"{self} defines the visible tokens itself, and pattern {choices.pattern} would hide some of "
                 f"them; use pattern=Full()"
@@ -226,7 +226,7 @@ class Memory(Technique, ABC):
         return type(self).view is not Memory.view
 
     def covers(self, pattern: Pattern) -> bool:
-        """Return whether the tokens that a query may see never reach beyond a state."""
+        """Return whether the tokens that a query may attend to never reach beyond a state."""
         return self.visible_pattern(pattern).max_distance <= self.length
 
     def check_traceable(self) -> None:
@@ -297,6 +297,6 @@ class Memory(Technique, ABC):
 
 
 class NoMemory(Memory):
-    """No memory: the state has no tokens, and a segment sees only its own."""
+    """No memory: the state has no tokens, and a segment attends to its own only."""
 
     length = 0

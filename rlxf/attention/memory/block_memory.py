@@ -58,7 +58,7 @@ class BlockMemory(Memory):
         return BlockWindow(self.recent, self.ratio).mask_mod(i, j)
 
     def is_compressed_visible(self, i: Tensor, end: Tensor) -> Tensor:
-        """Return whether position i sees the compressed block that ends at position ``end``."""
+        """Return whether position i attends to the compressed block that ends at position ``end``."""
         return (i - end > self.recent) & (i - end <= self.max_distance)
 
     def step_distance(self, capacity: int, pattern: Pattern) -> int:
@@ -168,7 +168,7 @@ class BlockView(MemoryView):
     def blocks(self) -> PositionBlocks:
         """Complete blocks, as slots of `token_index`.
 
-        The last tokens are skipped: no query sees them compressed.
+        The last tokens are skipped: no query attends to them in compressed form.
         """
         count = max(0, self.token_index.shape[1] - self.memory.recent - 1)
         return PositionBlocks.of_complete_blocks(self.token_index.at(slice(0, count)), self.memory.ratio)
@@ -231,7 +231,7 @@ class BlockView(MemoryView):
 
     @cached_property
     def _mask(self) -> Tensor:
-        """Mask (B, T, N) bool: True where a token of the segment sees a block compressed."""
+        """Mask (B, T, N) bool: True where a token of the segment attends to a compressed block."""
         i, end = self.index.position[:, :, None], self.ends.position[:, None, :]
         return self.index.shares_episode(self.ends) & self.memory.is_compressed_visible(i, end)
 

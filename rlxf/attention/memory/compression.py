@@ -93,16 +93,16 @@ def most_used(tokens: Tensor, usage: Tensor, kept: int) -> Tensor:
     return tokens.gather(1, chosen[..., None].expand(-1, -1, tokens.shape[2]))
 
 
-def content_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+def content_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Compute ``softmax(q k / sqrt(D)) v``, content-based attention without position encoding.
 
     Args:
         q: queries, (B, H, Tq, D).
         k: keys, (B, H, Tk, D).
         v: values, (B, H, Tk, V).
-        seen: attention mask (B, Tq, Tk) bool with at least one key per query; None for no mask.
+        allowed: attention mask (B, Tq, Tk) bool with at least one key per query; None for no mask.
     """
-    return dot_product_attention(q, k, v, None if seen is None else seen[:, None])
+    return dot_product_attention(q, k, v, None if allowed is None else allowed[:, None])
 
 
 def attention_received(q: Tensor, k: Tensor) -> Tensor:
@@ -145,14 +145,14 @@ class ReconstructionInput:
         tokens: N blocks of c tokens, (B, N, c, C).
         summaries: compressed blocks, (B, N, C).
         queries: tokens of the segment, (B, T, C).
-        seen: mask of the blocks that a token of the segment sees compressed, (B, T, N) bool.
+        visible: mask of the compressed blocks that a token of the segment attends to, (B, T, N) bool.
         layer: layer that compresses the blocks.
     """
 
     tokens: Tensor
     summaries: Tensor
     queries: Tensor
-    seen: Tensor
+    visible: Tensor
     layer: ContentLayer
 
 
@@ -168,9 +168,9 @@ class AttentionReconstruction(Reconstruction):
     """Difference of content-based attention of the segment: ``attn(h, tokens) - attn(h, summaries)``."""
 
     def forward(self, compressed: ReconstructionInput) -> Tensor:
-        """Return the errors (n, H, D) of the n queries that see a compressed block."""
-        has_blocks = compressed.seen.any(-1)
-        mask = compressed.seen | ~has_blocks[..., None]
+        """Return the errors (n, H, D) of the n queries that attend to a compressed block."""
+        has_blocks = compressed.visible.any(-1)
+        mask = compressed.visible | ~has_blocks[..., None]
         with torch.no_grad():
             q = compressed.layer.content_query(compressed.queries)
             original = compressed.layer.content(compressed.tokens.flatten(1, 2))
@@ -190,8 +190,8 @@ class AutoEncoding(Reconstruction):
         self.decoder = nn.ConvTranspose1d(width, width, ratio, stride=ratio)
 
     def forward(self, compressed: ReconstructionInput) -> Tensor:
-        """Return the errors (n, c, C) of the n blocks that some query sees compressed."""
-        visible = compressed.seen.any(1)
+        """Return the errors (n, c, C) of the n blocks that some query attends to in compressed form."""
+        visible = compressed.visible.any(1)
         return self.errors(compressed.tokens[visible], compressed.summaries[visible][:, None])
 
     def errors(self, tokens: Tensor, summaries: Tensor) -> Tensor:
@@ -253,12 +253,12 @@ class LayerCompression(nn.Module):
     def penalty(self, compressed: ReconstructionInput) -> Tensor | None:
         """Return the auxiliary loss of one pass, whose gradient reaches only this module.
 
-        None if the method has no parameters, 0 if no query sees a compressed block: all ranks of a process
-        group must compute the same terms of the loss.
+        None if the method has no parameters, 0 if no query attends to a compressed block: all ranks of a
+        process group must compute the same terms of the loss.
         """
         if self.reconstruction is None:
             return None
-        if not bool(compressed.seen.any()):
+        if not bool(compressed.visible.any()):
             return compressed.summaries.new_zeros(())
         loss = self.measure(self.reconstruction(compressed))
         return restrict_gradient(self.loss_coef * loss, self.parameters())

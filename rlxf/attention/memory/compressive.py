@@ -14,7 +14,7 @@ class Compressive(BlockMemory):
     r"""Memory in which each block of c tokens older than M tokens is compressed to one: ``f([h_1 ... h_c])``.
 
     Position t belongs to the block [k c, (k + 1) c) of its episode, which ends at e. A query at position i
-    sees token t raw if ``t <= i <= e + M``. It sees the block as one token at position e if
+    attends to token t raw if ``t <= i <= e + M``. It attends to the block as one token at position e if
     ``M < i - e <= M + N c``. So each of the last M + N c tokens is visible either raw or compressed.
     Visibility depends on positions only, so acting step by step equals learning in segments of any length.
     A block with missing positions is never compressed; its tokens are dropped once they are no
@@ -33,7 +33,7 @@ class Compressive(BlockMemory):
     auxiliary loss, summed over layers, whose gradient reaches only the compression module:
 
     - "attention-reconstruction": ``attn(h, tokens) - attn(h, compressed)``, the difference of content-based
-      attention from the segment's queries over the blocks that they see compressed;
+      attention from the segment's queries over the compressed blocks that they attend to;
     - "auto-encoding": ``tokens - g(compressed)``, with a transposed convolution g.
 
     A state stores the M + N c + c - 1 original tokens, which a rollout stores anyway. They are

@@ -47,7 +47,7 @@ class KNNView(MemoryView):
         return tokens.at(slice(0, max(0, tokens.shape[1] - self.memory.length - 1)))
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return KNNMask.extend(masks, self.knn_pass, self.memory.sees_far, self.far)
+        return KNNMask.extend(masks, self.knn_pass, self.memory.is_far, self.far)
 
     def tokens(self, pass_index: int, x: Tensor) -> Tensor | None:
         """Return the memory tokens of a pass; in the kNN layer far tokens come first, (B, F + M, C)."""
@@ -208,7 +208,7 @@ class KNN(Memory):
         """Raise ValueError: the buffer of far tokens is shared by caches and moves when it is full."""
         raise ValueError(f"the buffer of far tokens of {self} moves when it is full")
 
-    def sees_far(self, i: Tensor, j: Tensor) -> Tensor:
+    def is_far(self, i: Tensor, j: Tensor) -> Tensor:
         """Return whether the token at position j is a far token for position i: distance M + 1 to M + N."""
         return (i - j > self.length) & (i - j <= self.capacity)
 
@@ -305,7 +305,7 @@ class KNNCache(KVCache):
         self.layers = layers
 
     def adapt_masks(self, masks: Sequence[AttentionMask]) -> Sequence[AttentionMask]:
-        return KNNMask.extend(masks, self.knn_pass, self.memory.sees_far, self.far, self.far_slot - 1)
+        return KNNMask.extend(masks, self.knn_pass, self.memory.is_far, self.far, self.far_slot - 1)
 
     def rows(self, rows: Tensor) -> "KNNCache":
         return replace(super().rows(rows), far=self.far.rows(rows), written=WriteCounter(self.far_slot))

@@ -58,12 +58,12 @@ class KNNMask(AttentionMask):
     """`AttentionMask` with an additional mask over far tokens.
 
     Args:
-        sees_far: rule (i, j) -> bool on positions: whether a query sees a key as a far token.
+        is_far: rule (i, j) -> bool on positions: whether a query attends to a key as a far token.
         far: index of the candidate far tokens, (B, F).
         slot: slot of the current token among them, for acting.
     """
 
-    sees_far: VisibilityFn
+    is_far: VisibilityFn
     far: TokenIndex
     slot: int = 0
 
@@ -72,19 +72,19 @@ class KNNMask(AttentionMask):
         cls,
         masks: Sequence[AttentionMask],
         knn_pass: int,
-        sees_far: VisibilityFn,
+        is_far: VisibilityFn,
         far: TokenIndex,
         slot: int = 0,
     ) -> list[AttentionMask]:
         """Return the masks of all passes, with the far tokens added in pass ``knn_pass``, from 0."""
-        extended = extend_mask(cls, masks[knn_pass], sees_far=sees_far, far=far, slot=slot)
+        extended = extend_mask(cls, masks[knn_pass], is_far=is_far, far=far, slot=slot)
         return [*masks[:knn_pass], extended, *masks[knn_pass + 1 :]]
 
     def far_mask(self, queries: slice = slice(None)) -> Tensor:
         """Return the mask over far tokens, (B, Tq, F) bool, for the selected queries."""
         query = self.query.at(queries)
         i, j = query.position[:, :, None], self.far.position[:, None, :]
-        return query.shares_episode(self.far) & self.sees_far(i, j)
+        return query.shares_episode(self.far) & self.is_far(i, j)
 
 
 SearchFn = Callable[[Tensor, Tensor, Tensor, int], Tensor]

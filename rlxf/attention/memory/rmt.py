@@ -35,7 +35,7 @@ class RMT(Memory):
 
     The transformer processes ``[mem_k ; x_kS ... x_(kS+S-1) ; mem_k]`` for segment k of an episode. The
     first copy is read by the tokens of the segment; the second one, the write tokens, attends to all of them.
-    Its outputs, after the final norm, are ``mem_(k+1)``. ``mem_0`` is learned. A token sees the memory
+    Its outputs, after the final norm, are ``mem_(k+1)``. ``mem_0`` is learned. A token attends to the memory
     tokens and the earlier tokens of its own segment, nothing else: memory and cost are constant.
 
     Segments are those of the episode: token t belongs to segment ``t // S``. They do not depend on how a
@@ -51,8 +51,8 @@ class RMT(Memory):
     several segments long. With context="episode" its segments are those of the episode, otherwise those of
     the window.
 
-    With mask="causal", as in the paper's decoder, memory tokens see the earlier ones; with "mutual", as in
-    its Transformer-XL form, read tokens see each other, and so do write tokens.
+    With mask="causal", as in the paper's decoder, memory tokens attend to the earlier ones; with "mutual", as
+    in its Transformer-XL form, read tokens attend to each other, and so do write tokens.
 
     Source: Bulatov et al. 2022, arXiv:2207.06881, section 3.2.
 
@@ -151,7 +151,7 @@ class RATE(RMT):
     w_k are the outputs of the write tokens. The queries of the multi-head attention are the old memory, so it
     decides what of the new memory to keep. It has no mask, residual or norm. Without the valve, noise
     accumulates over many segments. With a single token the valve has no choice: use at least two. By default
-    the memory tokens see each other, as in the authors' code.
+    the memory tokens attend to each other, as in the authors' code.
 
     This is the memory of the Recurrent Action Transformer with Memory, a `DecisionTransformer`. See `RMT` for
     segments, positions and acting.

@@ -25,10 +25,10 @@ from rlxf.utils.checks import check_int
 class StreamingXL(Memory):
     """`XL` memory of M tokens, and the first s tokens of the current episode: attention sinks.
 
-    A query at position i sees the keys j with ``i - j <= M`` and those with ``j < s``, whatever the length of
-    the episode: the pattern ``AttentionSinks(M + 1, s)``. The size of the memory is constant. The first s
-    inputs of each layer are part of the recurrent state (``State.recurrent``), so a rollout stores them at
-    the starts of segments only; the last M inputs are stored as with `XL`. Acting step by step equals
+    A query at position i attends to the keys j with ``i - j <= M`` and those with ``j < s``, whatever the
+    length of the episode: the pattern ``AttentionSinks(M + 1, s)``. The size of the memory is constant. The
+    first s inputs of each layer are part of the recurrent state (``State.recurrent``), so a rollout stores
+    them at the starts of segments only; the last M inputs are stored as with `XL`. Acting step by step equals
     learning in segments of any length, as visibility depends on positions only. Sinks have no gradient once
     their segment is over.
 
@@ -184,8 +184,8 @@ class StreamingMask(AttentionMask):
     @cached_property
     def allowed_by_head(self) -> Tensor:
         i, j = self.query.position[:, :, None], self.key.position[:, None, :]
-        seen = self.memory.visible_pattern(self.pattern).mask_mod(i, j) & ~self._duplicate[:, None]
-        return super().allowed_by_head & seen[:, None]
+        visible = self.memory.visible_pattern(self.pattern).mask_mod(i, j) & ~self._duplicate[:, None]
+        return super().allowed_by_head & visible[:, None]
 
     @cached_property
     def _duplicate(self) -> Tensor:

@@ -1,1 +1,1 @@
-"""Attention patterns: which keys a query may see."""
+"""Attention patterns: which keys a query may attend to."""

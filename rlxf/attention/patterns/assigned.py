@@ -15,14 +15,14 @@ from rlxf.utils.checks import check_int
 class _Assigned(Either):
     """Pattern in which a head of a layer uses one of two patterns; its rule is their union."""
 
-    sees_all = CombinedPattern.sees_all
+    allows_all_keys = CombinedPattern.allows_all_keys
 
 
 @dataclass(frozen=True)
 class HeadPatterns(_Assigned):
     """The pattern ``second`` in the last ``heads`` heads, ``first`` in the others.
 
-    With the kernel `HeadKernels` some heads can route among all tokens while the others see a window.
+    With the kernel `HeadKernels` some heads can route among all tokens while the others attend to a window.
 
     Args:
         first: pattern of the first heads.

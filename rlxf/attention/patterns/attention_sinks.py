@@ -12,11 +12,11 @@ from rlxf.utils.checks import MAX_INT, check_int
 
 @dataclass(frozen=True)
 class AttentionSinks(Pattern):
-    """Query i sees key j if ``|i - j| < size`` or ``j < sinks``.
+    """Query i attends to key j if ``|i - j| < size`` or ``j < sinks``.
 
-    In a causal transformer a query sees ``size`` recent tokens, including itself, and the first tokens of its
-    episode. Softmax puts weight on the first tokens whatever they contain; with a plain `Window` they are no
-    longer visible once the episode is longer than the window. Distances and positions are those in the
+    In a causal transformer a query attends to ``size`` recent tokens, including itself, and the first tokens
+    of its episode. Softmax puts weight on the first tokens whatever they contain; with a plain `Window` they
+    are no longer visible once the episode is longer than the window. Distances and positions are those in the
     episode.
 
     The pattern has no bound on the distance: an agent that acts with constant memory needs

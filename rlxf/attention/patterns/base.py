@@ -22,7 +22,7 @@ GROUP_SIZE = 64
 
 RULES = frozenset({"mask_mod", "block_mask_mod"})
 """Methods that define the rule of a pattern."""
-SHORTCUTS = ("sees_all", "sees_nearest", "shift_period", "candidate_keys", "within")
+SHORTCUTS = ("allows_all_keys", "is_window", "shift_period", "candidate_keys", "within")
 """Attributes of a pattern with which its rule need not be evaluated."""
 
 
@@ -46,7 +46,7 @@ class NoGlobalTokens(nn.Module):
 
 
 class Pattern(Technique, ABC):
-    """Attention pattern: a rule on positions that decides which keys a query may see.
+    """Attention pattern: a rule on positions that decides which keys a query may attend to.
 
     The transformer itself hides later keys (``causal``), other episodes and empty slots. A pattern has no
     parameters. Random patterns are drawn from a seed and from positions only, so acting and learning use the
@@ -65,29 +65,29 @@ class Pattern(Technique, ABC):
 
     @property
     def max_distance(self) -> int:
-        """Largest distance, in tokens, at which a query may see a key; by default `UNLIMITED`."""
+        """Largest distance, in tokens, at which a query may attend to a key; by default `UNLIMITED`."""
         return UNLIMITED
 
     @abstractmethod
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return whether query position i may see key position j; the two broadcast.
+        """Return whether query position i may attend to key position j; the two broadcast.
 
         If the pattern differs by layer or head, the actual rules are those of `for_layer` and `for_heads`.
         """
 
     @property
-    def sees_all(self) -> bool:
-        """True only if every query may see every key; kernels then need not evaluate the rule."""
+    def allows_all_keys(self) -> bool:
+        """True only if every query may attend to every key; kernels then need not evaluate the rule."""
         return False
 
     @property
-    def sees_nearest(self) -> bool:
-        """True only if a query sees exactly the keys up to `max_distance` away, in all layers and heads."""
+    def is_window(self) -> bool:
+        """True only if exactly the keys up to `max_distance` away are visible, in all layers and heads."""
         return False
 
     def check_capture(self, choices: SpecView) -> None:
-        """Raise CompilationError unless all layers see the nearest keys; other masks depend on values."""
-        if not all(self.for_layer(layer).sees_nearest for layer in range(choices.layers)):
+        """Raise CompilationError unless each layer has a window; other masks depend on values."""
+        if not all(self.for_layer(layer).is_window for layer in range(choices.layers)):
             raise CompilationError(f"the branches of the pattern {self} depend on values")
 
     @property
@@ -115,13 +115,13 @@ class Pattern(Technique, ABC):
     def group(self, i: Tensor) -> Tensor:
         """Return the group number of each query position (N,); keys are gathered once for a group.
 
-        This is fast if the queries of a group see about the same keys and are not many more than
+        This is fast if the queries of a group attend to about the same keys and are not many more than
         `GROUP_SIZE`.
         """
         return i.div(GROUP_SIZE, rounding_mode="floor")
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
-        """Return the key positions that some query of a group may see, or a superset of them.
+        """Return the key positions that some query of a group may attend to, or a superset of them.
 
         By default the rule is evaluated for each pair.
 
@@ -184,8 +184,8 @@ class CombinedPattern(Pattern):
         return max(self.first.max_distance, self.second.max_distance)
 
     @property
-    def sees_all(self) -> bool:
-        return self.first.sees_all and self.second.sees_all
+    def allows_all_keys(self) -> bool:
+        return self.first.allows_all_keys and self.second.allows_all_keys
 
     @property
     def shift_period(self) -> int | None:
@@ -234,8 +234,8 @@ class Either(CombinedPattern):
     """Union ``first | second``: a key is visible if one of the patterns allows it."""
 
     @property
-    def sees_all(self) -> bool:
-        return self.first.sees_all or self.second.sees_all
+    def allows_all_keys(self) -> bool:
+        return self.first.allows_all_keys or self.second.allows_all_keys
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         """Return first(i, j) or second(i, j)."""
@@ -300,7 +300,7 @@ class BlockPattern(Pattern):
 
     @abstractmethod
     def block_mask_mod(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return whether queries of block a may see keys of block b; the two broadcast."""
+        """Return whether queries of block a may attend to keys of block b; the two broadcast."""
 
     def mask_mod(self, i: Tensor, j: Tensor) -> Tensor:
         return self.block_mask_mod(*(x.div(self.block, rounding_mode="floor") for x in (i, j)))

@@ -25,7 +25,7 @@ DrawSharing = Literal["shared", "layer"]
 
 @dataclass(frozen=True)
 class BigBird(BlockPattern):
-    """Blocks see neighboring, random and global blocks; global blocks see all and are seen by all.
+    """Blocks attend to neighboring, random and global blocks; global blocks attend to all blocks.
 
     This is BigBird-ITC: existing tokens are global, here the first blocks of an episode, or listed ones. In
     the authors' code the last block is global, too; it is unknown while an episode continues. `BigBirdETC`
@@ -43,7 +43,7 @@ class BigBird(BlockPattern):
 
     ``given_blocks`` gives the blocks of sequences of n blocks in place of a draw, as in HuggingFace's code
     for a fixed length: the last ``global_blocks`` of these n blocks are global as well, unless
-    ``global_blocks`` is a tuple. Blocks after the first n see their window and the global blocks.
+    ``global_blocks`` is a tuple. Blocks after the first n attend to their window and the global blocks.
 
     Source: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D.
 
@@ -56,8 +56,8 @@ class BigBird(BlockPattern):
         seed: seed of the draws.
         draw_sharing: whether all layers have the same random blocks ("shared"), or each has its own
             ("layer").
-        given_blocks: for heads 0, 1, ... and for each of n blocks, the numbers of the blocks that it sees;
-            they repeat if there are more heads. Empty for random draws.
+        given_blocks: for heads 0, 1, ... and for each of n blocks, the numbers of the blocks that it attends
+            to; they repeat if there are more heads. Empty for random draws.
 
     Raises:
         TypeError: if an option is not an integer or, where allowed, a tuple of integers, or given_blocks is
@@ -152,7 +152,7 @@ class BigBird(BlockPattern):
 
 @dataclass(frozen=True)
 class BigBirdETC(ExtraTokens):
-    """Tokens see neighboring blocks, random blocks and all global tokens; global tokens see all.
+    """Tokens attend to neighboring blocks, random blocks and global tokens; global tokens to all tokens.
 
     Global tokens have separate projections. In a bidirectional transformer, they are added to the sequence;
     in a causal one, the first tokens of an episode serve as global tokens: see `ExtraTokens`. Blocks are
@@ -167,8 +167,8 @@ class BigBirdETC(ExtraTokens):
         random: number of blocks drawn for each block.
         global_tokens: number of global tokens, or their positions in an episode as a tuple.
         seed: seed of the draws.
-        farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
-            with memory, set the memory's length.
+        farthest: distance, in tokens, beyond which no token attends to another; None for no bound. For an
+            agent with memory, set the memory's length.
         draw_sharing: whether all layers have the same random blocks ("shared"), or each has its own
             ("layer").
         global_input: global tokens of a bidirectional transformer: "learned" vectors, or "given" as the first
@@ -241,7 +241,7 @@ def for_layer_draws(pattern: "BigBird | BigBirdETC", layer: int) -> Pattern:
 
 @dataclass(frozen=True)
 class GlobalBlocks(BlockPattern):
-    """Pattern in which the first blocks of an episode see all blocks and are seen by all.
+    """Pattern in which the first blocks of an episode attend to all blocks, and all blocks to them.
 
     If the number of blocks is known, the last ``blocks`` of these ``total`` blocks are global as well;
     ``total`` is 0 if it is unknown. If ``blocks`` is a tuple of block numbers, only these are global.

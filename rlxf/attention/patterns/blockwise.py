@@ -1,4 +1,4 @@
-"""Blockwise attention: in each head, a block of queries sees one block of keys."""
+"""Blockwise attention: in each head, a block of queries attends to one block of keys."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,10 +16,10 @@ MAX_BLOCKS = 2**16
 
 @dataclass(frozen=True)
 class Blockwise(BlockPattern):
-    """In head h, block a of queries sees block ``pi_h(a)`` of keys, with ``pi_h`` a permutation of n blocks.
+    """In head h, block a of queries attends to block ``pi_h(a)`` of keys; ``pi_h`` permutes n blocks.
 
-    The paper uses cyclic shifts. The default here is ``pi_h(a) = (a - h) mod n``: head 0 sees the block of
-    the query, head 1 the previous one, and so on. Longer sequences are divided into parts of n blocks.
+    The paper uses cyclic shifts. The default here is ``pi_h(a) = (a - h) mod n``: head 0 attends to the block
+    of the query, head 1 the previous one, and so on. Longer sequences are divided into parts of n blocks.
 
     The causal form is ours: later keys are masked. The output of a head is 0 for a query without visible
     keys.
@@ -88,7 +88,7 @@ class Blockwise(BlockPattern):
 
 @dataclass(frozen=True)
 class PermutedBlocks(BlockPattern):
-    """Pattern in which block a sees block ``permutation[a]`` of its part of the sequence."""
+    """Pattern in which block a attends to block ``permutation[a]`` of its part of the sequence."""
 
     block: int
     permutation: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""ETC: a few global tokens see all tokens and are seen by all; other tokens have a local window."""
+"""ETC: global tokens attend to all tokens, and all tokens to them; other tokens have a local window."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from rlxf.utils.checks import check_int
 
 @dataclass(frozen=True)
 class ETC(ExtraTokens):
-    """Global tokens see all and are seen by all; other tokens see those with ``|i - j| <= radius``.
+    """Global tokens attend to all tokens, and all tokens to them; others attend up to ``|i - j| <= radius``.
 
     Global tokens have separate projections. In a bidirectional transformer, they are added to the sequence;
     in a causal one, the first tokens of an episode serve as global tokens: see `ExtraTokens`. The paper's
@@ -21,15 +21,15 @@ class ETC(ExtraTokens):
     Source: Ainslie et al. 2020, arXiv:2004.08483, section 3.2.
 
     Args:
-        radius: distance, in tokens, up to which a token sees others.
+        radius: distance, in tokens, up to which a token attends to others.
         global_tokens: number of global tokens g, or their positions in an episode as a tuple.
-        farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
-            with memory, set the memory's length.
+        farthest: distance, in tokens, beyond which no token attends to another; None for no bound. For an
+            agent with memory, set the memory's length.
         global_input: global tokens of a bidirectional transformer: "learned" vectors, or "given" as the first
             tokens of an episode.
-        segments: lengths of segments such that global token n sees, besides global tokens, only segment n of
-            the other tokens: one length, or that of each segment. This is the hard mask of the authors' code
-            for one global token per sentence. None: global tokens see all.
+        segments: lengths of segments such that global token n attends, besides global tokens, only to
+            segment n of the other tokens: one length, or that of each segment. This is the hard mask of the
+            authors' code for one global token per sentence. None: global tokens attend to all tokens.
 
     Raises:
         TypeError: if an option is not an integer or, where allowed, a tuple of integers.

@@ -1,4 +1,4 @@
-"""Patterns with global tokens, which see all tokens and are seen by all (Longformer, ETC, BigBird-ETC)."""
+"""Patterns with global tokens, which attend to all tokens, and all to them (Longformer, ETC, BigBird-ETC)."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -92,11 +92,11 @@ def segment_of(token: Tensor, segments: SegmentLengths) -> Tensor:
 
 
 class GlobalTokens(Pattern):
-    """Pattern with global tokens, which see all tokens and are seen by all.
+    """Pattern with global tokens, which attend to all tokens, and all tokens attend to them.
 
     They are the tokens at the first ``global_tokens`` positions, or at the positions in a tuple. Global
-    tokens have separate projections. With ``farthest``, no token sees a token farther away, as in an agent
-    with a memory of that length.
+    tokens have separate projections. With ``farthest``, no token attends to a token farther away, as in an
+    agent with a memory of that length.
 
     Raises:
         TypeError: if global_tokens or farthest is not an integer or, for the former, a tuple of integers.
@@ -144,7 +144,7 @@ class GlobalTokens(Pattern):
 
     @property
     def own_segments(self) -> SegmentLengths:
-        """Segments such that global token n sees only segment n; by default none: it sees all tokens."""
+        """Segments such that global token n attends to segment n only; by default none: it attends to all."""
         return None
 
     def within(self, distance: int) -> Pattern:
@@ -165,9 +165,9 @@ class ExtraTokens(GlobalTokens):
     values of both: four pairs of projections. One softmax covers all keys of a query.
 
     In a bidirectional transformer the global tokens are extra learned vectors. They have the positions 0 to g
-    - 1 of each episode, and the tokens of the episode follow them. In a causal transformer they would see
-    either nothing or later tokens. There the first g tokens of an episode are the global ones; this form is
-    ours.
+    - 1 of each episode, and the tokens of the episode follow them. In a causal transformer they would attend
+    either to nothing or to later tokens. There the first g tokens of an episode are the global ones; this
+    form is ours.
 
     With ``global_input="given"`` the first g tokens of an episode are the global ones in a bidirectional
     transformer, too, and have outputs: this is the paper's global input, with one token for each sentence,
@@ -233,7 +233,7 @@ class GlobalQueries(_QueryRule):
         return visible & ((segment_of(number, self.segments) == i) | is_global(j, self.global_tokens))
 
     def group(self, i: Tensor) -> Tensor:
-        """Return groups of global tokens; the other tokens, which see nothing here, form one group."""
+        """Return groups of global tokens; the other tokens, which attend to nothing here, form one group."""
         return torch.where(is_global(i, self.global_tokens), super().group(i), -1)
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class LocalQueries(_QueryRule):
         return tuple(replace(self, local=pattern) for pattern in self.local.for_heads(heads))
 
     def group(self, i: Tensor) -> Tensor:
-        """Return local groups; global tokens, which see nothing here, form a group of their own."""
+        """Return local groups; global tokens, which attend to nothing here, form a group of their own."""
         return torch.where(is_global(i, self.global_tokens), -1, self.local.group(i))
 
     def candidate_keys(self, i: Tensor, positions: Tensor) -> Tensor:

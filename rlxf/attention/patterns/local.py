@@ -1,4 +1,4 @@
-"""Image Transformer's local attention: blocks of queries, or rectangles, see themselves and a margin."""
+"""Image Transformer's local attention: blocks or rectangles of queries attend to themselves and a margin."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +11,11 @@ from rlxf.utils.checks import check_int
 
 @dataclass(frozen=True)
 class Local1D(Pattern):
-    """Query i of block ``[s, s + block)`` sees the keys of ``[s - margin, s + block + margin)``.
+    """Query i of block ``[s, s + block)`` attends to the keys of ``[s - margin, s + block + margin)``.
 
     In a causal transformer this is the paper's masked form: the query's block up to the query, and ``margin``
-    tokens before the block. Apart from the causal mask, all queries of a block see the same range, whatever
-    their distance from its borders.
+    tokens before the block. Apart from the causal mask, all queries of a block attend to the same range,
+    whatever their distance from its borders.
 
     Source: Parmar et al. 2018, arXiv:1802.05751, section 3.2, 1D local attention. The authors' code has no
     scale 1/sqrt(D); the scale here is the kernel's.
@@ -65,13 +65,15 @@ class Local1D(Pattern):
 
 @dataclass(frozen=True)
 class Local2D(Pattern):
-    """Queries see their rectangle, ``margin_rows`` above and below it and ``margin_columns`` on its sides.
+    """Queries attend to their rectangle and to a margin around it.
+
+    The margin has ``margin_rows`` rows above and below the rectangle, and ``margin_columns`` on its sides.
 
     Positions count pixels in the order in which the paper generates them: rectangles from left to right and
     from top to bottom, and row by row inside a rectangle. In a causal transformer this is the paper's masked
-    form. A query sees earlier pixels of its rectangle. In the margin it sees the pixels above, including
-    those to the right, and the pixels to the left, including those to the left of later rows. For tokens in a
-    different order, give each token its position in this order.
+    form. A query attends to earlier pixels of its rectangle. In the margin it attends to the pixels above,
+    including those to the right, and the pixels to the left, including those to the left of later rows. For
+    tokens in a different order, give each token its position in this order.
 
     Source: Parmar et al. 2018, arXiv:1802.05751, section 3.2, 2D local attention. The authors' code has no
     scale 1/sqrt(D); the scale here is the kernel's.

@@ -21,14 +21,15 @@ from rlxf.utils.checks import check_int
 
 @dataclass(frozen=True)
 class Longformer(GlobalTokens):
-    """Tokens see ``window / 2`` keys on each side and themselves; global tokens see all and are seen by all.
+    """Tokens attend to a window around them and to global tokens; global tokens attend to all tokens.
 
-    With dilation d, a token sees every d-th key of a window d times as long. Global tokens have separate
-    projections of queries, keys and values. The paper's windows and dilations grow with the layer: both
-    options may be tuples, whose numbers repeat over the layers.
+    The window has ``window / 2`` keys on each side. With dilation d, a token attends to every d-th key of a
+    window d times as long. Global tokens have separate projections of queries, keys and values. The paper's
+    windows and dilations grow with the layer: both options may be tuples, whose numbers repeat over the
+    layers.
 
     The first tokens of an episode are the global ones, or those at given positions: all tokens of a question,
-    for example. In a causal transformer they only see earlier tokens; this form is ours, as the paper's
+    for example. In a causal transformer they attend to earlier tokens only; this form is ours, as the paper's
     causal form has no global tokens.
 
     No weight depends on the sizes. An agent whose window grows during training (the staged training of
@@ -42,8 +43,8 @@ class Longformer(GlobalTokens):
         dilation: distance of adjacent keys, in tokens; a tuple repeats over the layers.
         plain_heads: number of heads with a dilation of 1; they are the first ones.
         global_tokens: number of global tokens, or their positions in an episode as a tuple.
-        farthest: distance, in tokens, beyond which no token sees another; None for no bound. For an agent
-            with memory, set the memory's length.
+        farthest: distance, in tokens, beyond which no token attends to another; None for no bound. For an
+            agent with memory, set the memory's length.
 
     Raises:
         TypeError: if an option is not an integer or, where allowed, a tuple of integers.

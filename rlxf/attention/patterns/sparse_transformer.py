@@ -60,10 +60,10 @@ class Strided(TwoRules):
     """Two rules: A1, ``|i - j| < stride``, and A2, ``stride`` divides ``i - j``.
 
     Together they connect any two tokens in two steps. With ``by-layer`` layers alternate between A1 and A2,
-    with ``by-head`` heads alternate, and with ``merged`` a query sees the keys of both.
+    with ``by-head`` heads alternate, and with ``merged`` a query attends to the keys of both.
 
-    In the authors' code a query sees ``stride`` keys by A1, including itself; in the text of the paper it
-    sees one more (``t = max(0, i - l)``). The published results were computed with the code. The
+    In the authors' code a query attends to ``stride`` keys by A1, including itself; in the text of the paper
+    it attends to one more (``t = max(0, i - l)``). The published results were computed with the code. The
     bidirectional form is ours: the same rules on both sides.
 
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
@@ -103,13 +103,13 @@ class FixedColumns(TwoRules):
     """Two rules: A1, i and j are in one block of l, and A2, ``j mod l >= l - c``: j is among its last c.
 
     The last c tokens of each block summarize it for all later tokens. With ``by-layer`` layers alternate
-    between A1 and A2, with ``by-head`` heads alternate, and with ``merged`` a query sees the keys of both.
-    With n ``summaries``, head h reads one of n groups of c columns: the (h mod n)-th from the end of the
-    block, counted from 0, as in the authors' code. With ``by-head`` only the heads of A2 are counted: head h
-    reads the ((h // 2) mod n)-th.
+    between A1 and A2, with ``by-head`` heads alternate, and with ``merged`` a query attends to the keys of
+    both. With n ``summaries``, head h reads one of n groups of c columns: the (h mod n)-th from the end of
+    the block, counted from 0, as in the authors' code. With ``by-head`` only the heads of A2 are counted:
+    head h reads the ((h // 2) mod n)-th.
 
-    In layers or heads with only A2, the first tokens of an episode see no keys, and their output is 0. The
-    bidirectional form is ours: it includes summaries of later blocks. The paper calls this pattern
+    In layers or heads with only A2, the first tokens of an episode attend to no keys, and their output is 0.
+    The bidirectional form is ours: it includes summaries of later blocks. The paper calls this pattern
     "fixed"; in this package, `Fixed` is a depth technique.
 
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.

@@ -33,7 +33,7 @@ class Full(Pattern):
 
     shift_period = 1  # only distances count
 
-    sees_all = sees_nearest = True
+    allows_all_keys = is_window = True
 
     def within(self, distance: int) -> Pattern:
         return Window(distance + 1)
@@ -49,11 +49,11 @@ class Full(Pattern):
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """Query i sees key j if ``|i - j| < size``.
+    """Query i attends to key j if ``|i - j| < size``.
 
-    In a causal transformer a query sees ``size`` keys, including itself; a transformer of n layers has a
-    receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives every
-    query the same reach, at any place in its segment.
+    In a causal transformer a query attends to ``size`` keys, including itself; a transformer of n layers has
+    a receptive field of n * (size - 1) earlier tokens. With a memory of M tokens, ``Window(M + 1)`` gives
+    every query the same reach, at any place in its segment.
 
     With several sizes, windows differ by layer; in the paper they grow: ``Window((17, 33, 65))`` has a small
     window in the first layer, for local information, and a large one in the last. Further layers start again
@@ -91,7 +91,7 @@ class Window(Pattern):
     shift_period = 1  # only distances count
 
     @property
-    def sees_nearest(self) -> bool:
+    def is_window(self) -> bool:
         """True for a single size."""
         return isinstance(self.size, int)
 
@@ -120,10 +120,10 @@ def limit_distance(pattern: Pattern, farthest: int | None) -> Pattern:
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """Query i sees key j if ``|i - j| < size * dilation`` and ``dilation`` divides ``i - j``.
+    """Query i attends to key j if ``|i - j| < size * dilation`` and ``dilation`` divides ``i - j``.
 
-    A query sees ``size`` keys on each side, including itself. The window reaches ``dilation`` times as far as
-    `Window` at the same cost.
+    A query attends to ``size`` keys on each side, including itself. The window reaches ``dilation`` times as
+    far as `Window` at the same cost.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (there w/2 on each side).
 
@@ -211,7 +211,7 @@ class SameColumn(Pattern):
     def group(self, i: Tensor) -> Tensor:
         """Return the column of each position, with long columns divided into groups.
 
-        All queries of a column see the same keys.
+        All queries of a column attend to the same keys.
         """
         return i.div(GROUP_SIZE * self.stride, rounding_mode="floor") * self.stride + i % self.stride
 

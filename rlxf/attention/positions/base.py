@@ -192,7 +192,7 @@ class PairwisePosition(Position):
     They require a kernel that computes each pair: a `PairwiseKernel`.
     """
 
-    cost: ClassVar[str] = "pairs seen"
+    cost: ClassVar[str] = "visible pairs"
 
     def check(self, choices: SpecView) -> None:
         """Raise ValueError unless the kernel computes each pair."""

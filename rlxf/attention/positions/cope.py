@@ -37,7 +37,7 @@ class CoPE(PairwisePosition):
     """
 
     paper: ClassVar[str] = "Golovneva et al. 2024, arXiv:2405.18719"
-    cost: ClassVar[str] = "pairs seen + L positions"
+    cost: ClassVar[str] = "visible pairs + L positions"
     positions: int = 64
 
     def __post_init__(self) -> None:

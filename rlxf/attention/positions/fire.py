@@ -37,7 +37,7 @@ class FIRE(PairwisePosition):
     """
 
     paper: ClassVar[str] = "Li et al. 2024, arXiv:2310.04418"
-    cost: ClassVar[str] = "pairs seen times hidden"
+    cost: ClassVar[str] = "visible pairs times hidden"
     hidden: int = 32
     threshold: float = 512.0
 

@@ -135,7 +135,7 @@ class RoPE(Position):
         choices.kernel.check_pairwise(self)
         if not choices.causal:
             raise ValueError(
-                f"{self} depends on the length that a query has seen, and causal=False shows the whole "
+                f"{self} depends on the length up to a query, and causal=False shows the whole "
                 f"sequence; choose scaling='ntk' or causal=True"
             )
 

@@ -32,7 +32,7 @@ class Tupe(LearnedPosition, PairwisePosition):
     terms are computed once and added in all layers.
 
     The buckets are those of T5, one half for either side. The causal form is ours: the half for later keys is
-    unused. So is ``theta_1``, except with softmax1, as the first token sees only itself.
+    unused. So is ``theta_1``, except with softmax1, as the first token attends to itself only.
 
     Source: Ke et al. 2021, arXiv:2006.15595, section 3; layer norm and buckets of the first token from the
     authors' code.

@@ -192,7 +192,7 @@ class Chunk:
 
     @property
     def continues(self) -> Tensor:
-        """True for tokens that see the state before the chunk, (B, T) bool."""
+        """True for tokens that attend to the state before the chunk, (B, T) bool."""
         return self.number == self.before[:, None]
 
     @property

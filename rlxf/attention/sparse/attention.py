@@ -1,4 +1,4 @@
-"""Block-sparse attention: each group of queries attends to its own copy of the keys that it sees.
+"""Block-sparse attention: each group of queries attends to its own copy of its visible keys.
 
 Time and memory grow with the number of computed pairs; no tensor has the size of all queries times all keys.
 """

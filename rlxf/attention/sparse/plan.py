@@ -152,8 +152,8 @@ def plan_sparse(
         return None
     required_saving = MIN_SAVING * pair_cost * (2 if pairs >= LARGE_PAIRS else 1)
     dense_pairs = query.position.numel() * key.shape[1]
-    all_visible = all(pattern.sees_all for pattern in head_patterns)
-    # Groups that see all keys take quadratic memory, so they are counted only if they may save time.
+    all_visible = all(pattern.allows_all_keys for pattern in head_patterns)
+    # Groups that attend to all keys take quadratic memory, so they are counted only if they may save time.
     if all_visible and count_visible_pairs(causal, spans) * required_saving > dense_pairs:
         return None
     sparse_pairs = sum(count_pairs(pattern, causal, spans) for pattern in head_patterns) / len(head_patterns)
@@ -255,7 +255,7 @@ def _visible_in_span(causal: bool, span: EpisodeSpan) -> int:
 def build_layout(
     pattern: Pattern, causal: bool, spans: SpanOffsets, device: torch.device
 ) -> list[BlockGroup]:
-    """Return the block groups of the batch. Each query belongs to at most one; otherwise it sees no key."""
+    """Return the block groups of the batch. Queries without visible keys belong to no group."""
     by_size = defaultdict(list)
     for span, offsets in merge_periods(pattern, spans).items():
         query, key = torch.tensor(offsets).unbind(1)

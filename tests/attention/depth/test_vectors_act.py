@@ -16,7 +16,7 @@ TRANSITION = VECTOR["w_t"].double()
 
 
 class Transitions:
-    """Passes with the vector's transition function, in which each token sees all others."""
+    """Passes with the vector's transition function, in which each token attends to all others."""
 
     count = int(VECTOR["cfg_max_steps"])
     filled = torch.ones(STATES.shape[:2], dtype=torch.bool)

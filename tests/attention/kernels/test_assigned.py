@@ -130,7 +130,7 @@ def test_layers_have_their_kernels_and_patterns():
     ids=repr,
 )
 def test_each_layer_acts_from_its_own_kind_of_cache(kernel, pattern, expected):
-    """A layer with running sums sees the whole episode, whatever the number of slots of the others."""
+    """A layer with running sums attends to the whole episode, whatever the number of slots of the others."""
     spec = replace(DEFAULT, kernel=kernel, pattern=pattern, position=RoPE())
     model, x, index = new_model(spec).double(), numbers(2, LENGTH, spec.width), TokenIndex.range(2, LENGTH)
     cache = model.cache(model.initial_state(2), LENGTH)

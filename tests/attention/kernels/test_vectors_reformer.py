@@ -68,11 +68,11 @@ def attend(q: Tensor, v: Tensor, buckets: Tensor, i: int, causal: bool) -> Tenso
     k = F.rms_norm(q, (SIZE,), eps=1e-6) / SIZE**0.5
     logits, averages = [], []
     for r in range(ROUNDS):
-        sees = [j for j in range(end) if buckets[j, r] == buckets[i, r]]
-        shared = [(buckets[j] == buckets[i]).double().sum() for j in sees]
+        visible = [j for j in range(end) if buckets[j, r] == buckets[i, r]]
+        shared = [(buckets[j] == buckets[i]).double().sum() for j in visible]
         scores = torch.stack(
-            [(q[i] @ k[j] if j != i else -1e5) - n.log() for j, n in zip(sees, shared, strict=True)]
+            [(q[i] @ k[j] if j != i else -1e5) - n.log() for j, n in zip(visible, shared, strict=True)]
         )
         logits.append(scores.logsumexp(0))
-        averages.append(scores.softmax(0) @ v[sees])
+        averages.append(scores.softmax(0) @ v[visible])
     return torch.stack(logits).softmax(0) @ torch.stack(averages)

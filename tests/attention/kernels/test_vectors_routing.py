@@ -47,10 +47,10 @@ def test_clusters_of_any_size(causal):
     cluster = [(F.normalize(x, dim=-1) @ MEANS.transpose(1, 2)).argmax(-1) for x in (Q, K)]
     for b, h, i in torch.cartesian_prod(*map(torch.arange, Q.shape[:3])).tolist():
         end = i + 1 if causal else Q.shape[2]
-        sees = [j for j in range(end) if cluster[1][b, h, j] == cluster[0][b, h, i]]
-        if sees:
-            scores = K[b, h, sees] @ Q[b, h, i] / SIZE**0.5
-            expected[b, h, i] = scores.softmax(0) @ V[b, h, sees]
+        visible = [j for j in range(end) if cluster[1][b, h, j] == cluster[0][b, h, i]]
+        if visible:
+            scores = K[b, h, visible] @ Q[b, h, i] / SIZE**0.5
+            expected[b, h, i] = scores.softmax(0) @ V[b, h, visible]
     close(attend(kernel(window=None), relation(causal=causal)), expected)
 
 

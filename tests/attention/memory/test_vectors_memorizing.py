@@ -28,7 +28,7 @@ def relation() -> KNNMask:
     """Return a mask in which all of memory is far, and segment tokens see earlier ones."""
     memory = KNN(LENGTH, FAR + LENGTH, TOP)
     far, near = TokenIndex.range(BATCH, FAR), TokenIndex.range(BATCH, LENGTH, start=FAR + LENGTH)
-    return KNNMask(near, near, Full(), True, X.dtype, heads=HEADS, sees_far=memory.sees_far, far=far)
+    return KNNMask(near, near, Full(), True, X.dtype, heads=HEADS, is_far=memory.is_far, far=far)
 
 
 def by_head(x: Tensor) -> Tensor:

@@ -214,8 +214,8 @@ def test_layers_and_heads_keep_an_overridden_rule(pattern):
 
 @pytest.mark.parametrize("pattern", [even(Full)(), even(Window)(5), even(even(Window))(5)])
 def test_overridden_rule_inherits_no_shortcuts(pattern):
-    assert not pattern.sees_all
-    assert not pattern.sees_nearest
+    assert not pattern.allows_all_keys
+    assert not pattern.is_window
     assert pattern.shift_period is None
 
 
@@ -224,7 +224,7 @@ def test_subclass_may_define_its_own_shortcuts():
         shift_period = 2
 
     assert Near().shift_period == 2
-    assert not Near().sees_all
+    assert not Near().allows_all_keys
 
 
 # Windows by layer, and global tokens at given positions.
