@@ -1,4 +1,4 @@
-"""Base class of all techniques, and what they see of a transformer and keep for a loss."""
+"""Base class of techniques, the view of a spec that they receive, and the storage of auxiliary-loss terms."""
 
 from collections.abc import Callable, Iterable, Set
 from typing import Any, ClassVar, Protocol, TypeVar

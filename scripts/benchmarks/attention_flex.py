@@ -1,4 +1,4 @@
-"""Subjects of `bench.py attention` on a GPU only: torch's flex_attention, and ours with a mask made once."""
+"""Subjects of `bench.py attention` on a GPU only: flex_attention, and rlxf's attention with one mask."""
 
 from collections.abc import Callable
 from typing import Any

@@ -28,7 +28,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlxf" 
 TMAZE, LIGHT = "rlxf/TMaze-v0", "benchmarks.light_task:LightTask-v0"
 PLAIN, GATED = cleanrl_shape(gated=False), cleanrl_shape(gated=True)
 MINIBATCHES = (128, SMALL.minibatch)
-"""Minibatch sizes of RecurrentPPO: its default and ours."""
+"""Minibatch sizes of RecurrentPPO: its default and that of GTrXLPPO."""
 ROLLOUT = 512
 """Rollout steps for the comparison of memory: the default of CleanRL's ppo_trxl.py."""
 ACTING_ENVS = (1, 32)

@@ -32,7 +32,7 @@ def new_pattern(name: str = "Even", module: str = "mine", **attributes: object) 
     @dataclass(frozen=True)
     class Even(Pattern):
         paper: ClassVar[str] = "none"
-        causal_form: ClassVar[str] = "ours"
+        causal_form: ClassVar[str] = "my own"
         cost: ClassVar[str] = "L^2 pairs"
         step: int = 2
 

@@ -217,7 +217,7 @@ class RecurrentAttentionKernel(AttentionKernel):
 class Kernel(Technique, ABC):
     """Base of the kernel techniques: frozen dataclasses that build the module of a layer.
 
-    As in every technique, ``causal_form`` says whether the causal form is the paper's or ours, and ``cost``
+    As in every technique, ``causal_form`` says whether the causal form is the paper's or rlxf's, and ``cost``
     is the cost in the length L.
 
     A subclass that overrides `build` of another kernel does not inherit its `softmax_distance`, which may not

@@ -31,12 +31,12 @@ class Linformer(Kernel):
     a token add nothing. A summary without any token is masked.
 
     If keys were projected along the whole sequence, a token would attend to later tokens. The causal form is
-    ours: an episode is cut into blocks of n positions, [0, n), [n, 2 n) ... A query attends to the k
-    summaries ``E k`` and ``F v`` of an earlier block in place of its tokens, if it may attend to all of them.
-    All other visible tokens are attended to individually, in the same softmax. A block may therefore be cut
-    by a window or by the end of memory. L tokens cost L (L k / n + n) / 2 pairs: n / k times fewer than all
-    pairs, but not linear, since the number of summaries grows with L. Blocks of ``n = sqrt(L k)`` cost least,
-    L^1.5 sqrt(k) pairs.
+    rlxf's variant: an episode is cut into blocks of n positions, [0, n), [n, 2 n) ... A query attends to the
+    k summaries ``E k`` and ``F v`` of an earlier block in place of its tokens, if it may attend to all of
+    them. All other visible tokens are attended to individually, in the same softmax. A block may therefore be
+    cut by a window or by the end of memory. L tokens cost L (L k / n + n) / 2 pairs: n / k times fewer than
+    all pairs, but not linear, since the number of summaries grows with L. Blocks of ``n = sqrt(L k)`` cost
+    least, L^1.5 sqrt(k) pairs.
 
     Source: Wang et al. 2020, arXiv:2006.04768, section 4. The paper has no bias;
     public implementations have one.
@@ -62,7 +62,7 @@ class Linformer(Kernel):
     """
 
     paper: ClassVar[str] = "Wang et al. 2020, arXiv:2006.04768"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "L k pairs; causal: L (L k / length + length) pairs"
     length: int = 32
     k: int | tuple[int, ...] = 8

@@ -48,8 +48,8 @@ class LSH(PairwiseKernel):
     The paper sorts all tokens by bucket and cuts them into chunks; a token attends to the tokens of its
     bucket in its chunk and in the previous one. Later tokens thus determine which earlier tokens are visible.
     Here a token attends to all earlier tokens of its bucket, and acting matches training: this causal form is
-    ours. It costs more where buckets are uneven. R is drawn once; the paper draws a new R for each pass,
-    which acting could not reproduce.
+    rlxf's variant. It costs more where buckets are uneven. R is drawn once; the paper draws a new R for each
+    pass, which acting could not reproduce.
 
     With ``chunk``, a bidirectional transformer computes what published code does: a token attends to its
     chunk and the previous one, whatever the bucket, and counts a key once for each round in which it attends
@@ -74,7 +74,7 @@ class LSH(PairwiseKernel):
     """
 
     paper: ClassVar[str] = "Kitaev et al. 2020, arXiv:2001.04451"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "rounds L^2 / buckets pairs"
     rounds: int = 4
     buckets: int = 8

@@ -67,7 +67,7 @@ class Routing(PairwiseKernel):
     """
 
     paper: ClassVar[str] = "Roy et al. 2021, arXiv:2003.05997"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "L^2 / clusters pairs"
     clusters: int = 8
     window: int | None = None

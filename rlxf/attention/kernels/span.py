@@ -84,7 +84,7 @@ class AdaptiveSpan(SpanKernel):
     R have none and are not computed. The loss gets ``penalty mean_h z_h`` for each layer (lambda / M times
     the sum over M heads), which keeps spans as short as the task allows.
 
-    A bidirectional transformer uses ``|i - j|``; that form is ours.
+    A bidirectional transformer uses ``|i - j|``; that form is rlxf's variant.
 
     Source: Sukhbaatar et al. 2019, arXiv:1905.07799, section 2.2.
 

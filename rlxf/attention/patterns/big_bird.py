@@ -68,7 +68,7 @@ class BigBird(BlockPattern):
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "L block (window + random + global_blocks) pairs"
     block: int = 32
     window: int = 3
@@ -182,7 +182,7 @@ class BigBirdETC(ExtraTokens):
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2020, arXiv:2007.14062"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "L (block (window + random) + global_tokens) pairs"
     block: int = 32
     window: int = 3

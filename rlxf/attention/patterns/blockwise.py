@@ -21,8 +21,8 @@ class Blockwise(BlockPattern):
     The paper uses cyclic shifts. The default here is ``pi_h(a) = (a - h) mod n``: head 0 attends to the block
     of the query, head 1 the previous one, and so on. Longer sequences are divided into parts of n blocks.
 
-    The causal form is ours: later keys are masked. The output of a head is 0 for a query without visible
-    keys.
+    The causal form, in which later keys are masked, is rlxf's variant; the paper has none. The output of a
+    head is 0 for a query without visible keys.
 
     Source: Qiu et al. 2020, arXiv:1911.02972, section 3.2.
 
@@ -39,7 +39,7 @@ class Blockwise(BlockPattern):
     """
 
     paper: ClassVar[str] = "Qiu et al. 2020, arXiv:1911.02972"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "L block pairs"
     block: int = 64
     blocks: int = 8

@@ -39,7 +39,7 @@ class ETC(ExtraTokens):
     """
 
     paper: ClassVar[str] = "Ainslie et al. 2020, arXiv:2004.08483"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "L (radius + global_tokens) pairs"
     radius: int = 64
     global_tokens: int | tuple[int, ...] = 4

@@ -167,7 +167,7 @@ class ExtraTokens(GlobalTokens):
     In a bidirectional transformer the global tokens are extra learned vectors. They have the positions 0 to g
     - 1 of each episode, and the tokens of the episode follow them. In a causal transformer they would attend
     either to nothing or to later tokens. There the first g tokens of an episode are the global ones; this
-    form is ours.
+    form is rlxf's variant.
 
     With ``global_input="given"`` the first g tokens of an episode are the global ones in a bidirectional
     transformer, too, and have outputs: this is the paper's global input, with one token for each sentence,

@@ -29,8 +29,8 @@ class Longformer(GlobalTokens):
     layers.
 
     The first tokens of an episode are the global ones, or those at given positions: all tokens of a question,
-    for example. In a causal transformer they attend to earlier tokens only; this form is ours, as the paper's
-    causal form has no global tokens.
+    for example. In a causal transformer they attend to earlier tokens only; this form is rlxf's variant, as
+    the paper's causal form has no global tokens.
 
     No weight depends on the sizes. An agent whose window grows during training (the staged training of
     section 4.2) therefore takes over the parameters of the agent with the smaller window.
@@ -55,7 +55,7 @@ class Longformer(GlobalTokens):
     """
 
     paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     cost: ClassVar[str] = "L (window + global_tokens) pairs"
     window: ByLayer = 128
     dilation: ByLayer = 1

@@ -64,7 +64,7 @@ class Strided(TwoRules):
 
     In the authors' code a query attends to ``stride`` keys by A1, including itself; in the text of the paper
     it attends to one more (``t = max(0, i - l)``). The published results were computed with the code. The
-    bidirectional form is ours: the same rules on both sides.
+    bidirectional form, the same rules on both sides, is rlxf's variant.
 
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
 
@@ -109,8 +109,8 @@ class FixedColumns(TwoRules):
     head h reads the ((h // 2) mod n)-th.
 
     In layers or heads with only A2, the first tokens of an episode attend to no keys, and their output is 0.
-    The bidirectional form is ours: it includes summaries of later blocks. The paper calls this pattern
-    "fixed"; in this package, `Fixed` is a depth technique.
+    The bidirectional form is rlxf's variant: it includes summaries of later blocks. The paper calls this
+    pattern "fixed"; in this package, `Fixed` is a depth technique.
 
     Source: Child et al. 2019, arXiv:1904.10509, sections 4.2 and 4.3.
 

@@ -143,7 +143,7 @@ class PairwiseLayerPosition(LayerPosition):
 class Position(Technique):
     """Base of the position techniques: frozen dataclasses that build the two modules.
 
-    As in every technique, ``causal_form`` says whether the causal form is the paper's or ours, and ``cost``
+    As in every technique, ``causal_form`` says whether the causal form is the paper's or rlxf's, and ``cost``
     is the additional cost in the length L.
     """
 

@@ -22,8 +22,8 @@ class Deberta(PairwisePosition):
     P for all layers and projections in each layer. The last term is that of the authors' code and of every
     published checkpoint; the paper's equation 4 has ``Q^r[d(j, i)]``: form "paper".
 
-    Keys have a bias here, which DeBERTa's first version omits and the second has. The causal form is ours:
-    the vectors of later keys are unused, except by the last term of form "paper".
+    Keys have a bias here, which DeBERTa's first version omits and the second has. The causal form is rlxf's
+    variant: the vectors of later keys are unused, except by the last term of form "paper".
 
     Source: He et al. 2021, arXiv:2006.03654, section 3.1.
 
@@ -37,7 +37,7 @@ class Deberta(PairwisePosition):
     """
 
     paper: ClassVar[str] = "He et al. 2021, arXiv:2006.03654"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     max_distance: int = 128
     form: Form = "code"
 

@@ -21,13 +21,13 @@ class DistanceAware(PairwisePosition):
 
     The technique is a position because it encodes order, although it also changes the scores. It works with
     every kernel that accepts a bias. The bias is the difference of the above and ``q_i . k_j / sqrt(D)``. The
-    causal form is ours; the paper encodes whole sentences.
+    causal form is rlxf's variant; the paper encodes whole sentences.
 
     Source: Wu et al. 2021, arXiv:2010.06925, section 3.2.
     """
 
     paper: ClassVar[str] = "Wu et al. 2021, arXiv:2010.06925"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
 
     def build(self, width: int, heads: int) -> "DistanceAwareBias":
         return DistanceAwareBias(heads)

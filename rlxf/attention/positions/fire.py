@@ -21,7 +21,7 @@ class FIRE(PairwisePosition):
     f is a network with one hidden layer of ReLUs and one output for each head. Its input lies in [0, 1] at
     every length, so that distances keep their meaning in longer episodes. Each layer learns f, c and the
     threshold L, below which the length has no effect. i counts from the start of the episode, with the tokens
-    in memory. The bidirectional form is ours: ``psi(|i - j|) / psi(max(i, j, L))``.
+    in memory. The bidirectional form is rlxf's variant: ``psi(|i - j|) / psi(max(i, j, L))``.
 
     The hidden features of all pairs are computed, so the bias costs ``hidden`` numbers per pair.
 

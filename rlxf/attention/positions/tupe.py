@@ -31,8 +31,8 @@ class Tupe(LearnedPosition, PairwisePosition):
     ``theta_2`` and a separate bucket; those with it as query are ``theta_1`` and another bucket. The position
     terms are computed once and added in all layers.
 
-    The buckets are those of T5, one half for either side. The causal form is ours: the half for later keys is
-    unused. So is ``theta_1``, except with softmax1, as the first token attends to itself only.
+    The buckets are those of T5, one half for either side. The causal form is rlxf's variant: the half for
+    later keys is unused. So is ``theta_1``, except with softmax1, as the first token attends to itself only.
 
     Source: Ke et al. 2021, arXiv:2006.15595, section 3; layer norm and buckets of the first token from the
     authors' code.
@@ -50,7 +50,7 @@ class Tupe(LearnedPosition, PairwisePosition):
     """
 
     paper: ClassVar[str] = "Ke et al. 2021, arXiv:2006.15595"
-    causal_form: ClassVar[str] = "ours"
+    causal_form: ClassVar[str] = "rlxf's"
     max_length: int = 1024
     buckets: int | None = 32
     max_distance: int = 128
