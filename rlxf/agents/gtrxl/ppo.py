@@ -86,8 +86,9 @@ class GTrXLPPO(TrainingLoop):
         memory_length: steps M in memory before a segment. None: that of the core, or 128.
         critic_lambda: lambda of the returns that are the targets of the values; None for ``gae_lambda``. At 1
             the targets are sums of rewards up to the end of the rollout. In episodes of hundreds of steps,
-            values then become accurate after few updates, while with 0.95 they propagate back only 20 steps
-            per update (Yuan et al. 2025, arXiv:2503.01491, "decoupled GAE").
+            values then become accurate after few updates. With 0.9, the default of ``gae_lambda``, returns
+            propagate back only about 10 steps per update (Yuan et al. 2025, arXiv:2503.01491, "decoupled
+            GAE").
         target_kl: end an update when the KL divergence exceeds 1.5 times this; None for no limit.
         advantage_epsilon: fraction of the standard deviation of recent returns that is added to the standard
             deviation of the advantages, by which they are divided. It limits the amplification of noise when
@@ -144,17 +145,17 @@ class GTrXLPPO(TrainingLoop):
 
     Raises:
         ValueError: if an argument is invalid (the message names allowed values), if the device does not
-            exist, where SB3 would silently use the CPU, or if an output of the features extractor or of a
-            head has a wrong shape or dtype, or first values are not 0.
+            exist (SB3 would silently use the CPU), if an output of the features extractor or of a head has a
+            wrong shape or dtype, or if the values of a new policy are not 0.
         TypeError: if an argument has another type, a space is not supported, a head is missing, the value
             head is not a `PopArtHead`, or for unknown arguments. For those of SB3's PPO and RecurrentPPO
             the message names the alternative.
 
     Warns:
-        UserWarning: if "MlpGTrXLPolicy" flattens images, which "CnnGTrXLPolicy" reads by convolutions, first
-            actions, of mean 0, hardly explore the range of the action space, or
-            ``n_envs`` is chosen and ``env`` is an object with another number of environments, or the features
-            extractor or a head acts in updates otherwise than in rollouts, as with dropout.
+        UserWarning: in each of these cases. "MlpGTrXLPolicy" flattens images, for which "CnnGTrXLPolicy" has
+            convolutions. The actions of a new policy, whose mean is 0, hardly explore the range of the action
+            space. ``n_envs`` is given, and ``env`` is an object with another number of environments. The
+            features extractor or a head computes other outputs in updates than in rollouts, as with dropout.
     """
 
     batch_size: int

@@ -40,11 +40,12 @@ class RMT(Memory):
 
     Segments are those of the episode: token t belongs to segment ``t // S``. They do not depend on how a
     rollout is cut for training. So an agent acts in the same segments as it learns, and acting step by step
-    equals learning: a state holds the inputs of the tokens of the unfinished segment, like `XL` memory of
-    S - 1 tokens, and the memory tokens that it reads (in ``State.recurrent``, stored at the starts of a
-    rollout's segments only). The memory is written by the step that completes a segment; a segment that an
-    episode's end cuts short is not written. Gradients flow through the memory tokens across all segments of a
-    training segment, and stop at its start: to train what is written, train on several segments at once.
+    equals learning. A state holds the inputs of the tokens of the unfinished segment, like `XL` memory of
+    S - 1 tokens. It also holds the memory tokens that the segment reads, in ``State.recurrent``: a rollout
+    stores them at the starts of its segments only. The memory is written by the step that completes a
+    segment; a segment that an episode's end cuts short is not written. Gradients flow through the memory
+    tokens across all segments of a training segment, and stop at its start: to train what is written, train
+    on several segments at once.
 
     Positions count within a segment: memory tokens at 0 ... m - 1, its tokens from m, write tokens from
     m + S. A `DecisionTransformer` has three tokens per step, so S should be a multiple of 3, and its windows
