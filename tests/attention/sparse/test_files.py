@@ -8,7 +8,7 @@ from rlxf.attention import BigBird, TokenIndex, TransformerSpec
 from rlxf.attention.sparse import attention
 from tests.attention.worlds import numbers
 
-MAX_FILES = 26
+MAX_FILES = 27
 LENGTH = 1024
 
 
