@@ -168,6 +168,8 @@ def test_memory_requires_causal_attention():
         (lambda: LearnedAbsolute(0), "LearnedAbsolute max_length must be at least 1, got 0"),
         (lambda: Sinusoidal(base=1.0), "Sinusoidal base must be above 1, got 1.0"),
         (lambda: XLRelative(base=float("nan")), "XLRelative base must be finite, got nan"),
+        (lambda: XLRelative(recency_bias=-1.0), "XLRelative recency_bias must be at least 0, got -1.0"),
+        (lambda: XLRelative(recency_bias=float("inf")), "XLRelative recency_bias must be finite, got inf"),
         (lambda: RoPE(base=-2.0), "RoPE base must be above 1, got -2.0"),
         (lambda: RoPE(factor=0.5), "RoPE factor must be at least 1, got 0.5"),
         (

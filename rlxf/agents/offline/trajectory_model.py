@@ -23,6 +23,7 @@ from rlxf.agents.offline.dataset_info import DatasetInfo
 from rlxf.agents.offline.model import ObservationFeatures, OfflineModel, feature_width
 from rlxf.attention import Transformer, TransformerSpec
 from rlxf.attention.dropout import Dropout
+from rlxf.attention.positions.base import LayerPosition
 from rlxf.attention.recurrent.base import RecurrentMixer
 from rlxf.data import Trajectories, WindowBatch, Windows
 from rlxf.data.findings import MANY_TIME_STEPS
@@ -192,6 +193,9 @@ class TrajectoryModel(OfflineModel):
         for part in (self.tokens, self.transformer, *heads):
             init_gpt2_weights(part)
         scale_residual_projections(self.transformer)
+        for module in self.transformer.modules():
+            if isinstance(module, LayerPosition):
+                module.init_scores()
 
     def windows(self, trajectories: Trajectories) -> Windows:
         """Return windows of K steps, with the preceding steps that fill the core's memory as burn-in."""

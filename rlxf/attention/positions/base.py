@@ -63,6 +63,12 @@ class LayerPosition(nn.Module):
     its own position; terms that depend on the pair belong in `bias`.
     """
 
+    def init_scores(self) -> None:
+        """Set initial weights that give distances certain scores, also after linear layers were initialized.
+
+        By default there are none.
+        """
+
     def query(self, q: Tensor, position: Tensor) -> Tensor:
         """Transform queries q (B, H, T, D) at position (B, T) before they are compared with keys."""
         return q

@@ -8,12 +8,15 @@ from torch import Tensor, nn
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.linear import orthogonal_linear
+from rlxf.attention.positions.alibi import slopes
 from rlxf.attention.positions.base import (
     PairwiseLayerPosition,
     PairwisePosition,
     SinusoidPosition,
     StepEncoder,
+    frequencies,
 )
+from rlxf.utils.checks import check_finite_number
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,29 @@ class XLRelative(SinusoidPosition, PairwisePosition):
     ``r_t = [sin(t f), cos(t f)]`` with ``f_m = base^(-2m/C)``: sines first, as in the authors' code.
     The scale covers all four terms. Each layer learns its own u, v and W_r.
 
-    Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
+    Source: Dai et al. 2019, arXiv:1901.02860, section 3.3. ``recency_bias`` is rlxf's.
 
     Args:
         base: longest wavelength over 2 pi, in tokens; above 1.
+        recency_bias: largest score of a distance before training, at least 0. Head h begins with about
+            ``recency_bias exp(-slope_h |i - j|)``, with the slopes of `ALiBi`, so it prefers recent tokens.
+            Unlike with `ALiBi`, scores of distant tokens are bounded, and training can change the preference.
+            0, the default, is the paper's form, in which new heads attend to all tokens alike.
 
     Raises:
-        ValueError: if base is not above 1 or not finite; in a spec, if the width is odd.
+        ValueError: if base is not above 1 or not finite, or recency_bias is negative or not finite; in a
+            spec, if the width is odd.
     """
 
     paper: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860"
     base: float = 10000.0
+    recency_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_finite_number("XLRelative recency_bias", self.recency_bias)
+        if self.recency_bias < 0:
+            raise ValueError(f"XLRelative recency_bias must be at least 0, got {self.recency_bias}")
 
     def build(self, width: int, heads: int) -> "XLRelativeBias":
         return XLRelativeBias(self, width, heads)
@@ -52,6 +67,25 @@ class XLRelativeBias(PairwiseLayerPosition):
         self.r = orthogonal_linear(width, width, bias=False)
         self.u = nn.Parameter(torch.zeros(heads, width // heads))
         self.v = nn.Parameter(torch.zeros(heads, width // heads))
+        self.init_scores()
+
+    @torch.no_grad()
+    def init_scores(self) -> None:
+        """Set the first row of W_r and the first element of v in each head to those of ``recency_bias``.
+
+        A sum of ``slope f / (slope^2 + f^2) cos(t f)`` over frequencies f in geometric progression is about
+        proportional to ``exp(-slope t)``, of which it is the Fourier transform.
+        """
+        if not self.spec.recency_bias:
+            return
+        heads, size = self.v.shape
+        f, slope = frequencies(heads * size, self.spec.base), slopes(heads)[:, None]
+        density = slope * f / (slope**2 + f**2)
+        cosines = self.spec.recency_bias * density / density.sum(dim=1, keepdim=True)
+        norm = cosines.norm(dim=1)
+        rows = torch.cat([torch.zeros_like(cosines), cosines], dim=1) / norm[:, None]
+        self.r.weight.unflatten(0, (heads, size))[:, 0] = rows.to(self.r.weight)
+        self.v[:, 0] = norm.to(self.v) * size**0.5
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:
         """Return q + u."""
