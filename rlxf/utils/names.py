@@ -29,16 +29,18 @@ def similar_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to an unknown one; None if none is similar.
 
     Options of one group have a common prefix, e.g. ``core.``. If there is a dot in ``name``, only the words
-    after the last dots are therefore compared, and whole names only if these words are equally similar.
+    after the last dots are therefore compared, and whole names only if these words are equally similar. Of
+    two words that are equally similar, the one with more equal letters is preferred: "log" to "low" for
+    "lgo".
     """
     if len(name) > MAX_LENGTH:
         return None
 
-    def similarity(other: str) -> tuple[float, float, str]:
+    def similarity(other: str) -> tuple[tuple[float, float], tuple[float, float], str]:
         ends = (other.rpartition(".")[2], name.rpartition(".")[2]) if "." in name else (other, name)
-        return _ratio(*ends), _ratio(other, name), other
+        return _ratios(*ends), _ratios(other, name), other
 
-    likeness, _, best = max(map(similarity, known), default=(0.0, 0.0, ""))
+    (likeness, _), _, best = max(map(similarity, known), default=((0.0, 0.0), (0.0, 0.0), ""))
     return best if likeness >= MIN_SIMILARITY else None
 
 
@@ -87,5 +89,7 @@ def instance_from_json(kind: str, classes: Mapping[str, type[T]], data: Any) -> 
     return classes[name](**options)
 
 
-def _ratio(first: str, second: str) -> float:
-    return SequenceMatcher(None, plain_name(first), plain_name(second)).ratio()
+def _ratios(first: str, second: str) -> tuple[float, float]:
+    """Return the similarity of two names, and that of their letters in any order."""
+    matcher = SequenceMatcher(None, plain_name(first), plain_name(second))
+    return matcher.ratio(), matcher.quick_ratio()

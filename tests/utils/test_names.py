@@ -25,6 +25,13 @@ def test_the_most_similar_name_is_proposed_and_none_if_none_is_similar(name, nea
     assert similar_name(name, reversed(OPTIONS)) == near
 
 
+@pytest.mark.parametrize(("name", "near"), [("lgo", "log"), ("core.lgo", "core.log"), ("lwo", "low")])
+def test_of_equally_similar_names_the_one_with_the_same_letters_is_proposed(name, near):
+    known = [name.replace(name[-3:], each) for each in ("low", "log", "lag")]
+    assert similar_name(name, known) == near
+    assert similar_name(name, reversed(known)) == near
+
+
 def test_without_known_names_nothing_is_proposed():
     assert similar_name("name", []) is None
     assert did_you_mean("name", []) == ""
