@@ -37,6 +37,8 @@ def read_plan(path: Path) -> Plan:
 class _Reader(TomlReader):
     """Conversion of a TOML document into a plan."""
 
+    first_keys = ("seeds", "checkpoint")
+
     def plan(self, document: dict[str, Any]) -> Plan:
         """Return the plan of a document."""
         self.check_keys(document, KEYS[""])
@@ -55,20 +57,19 @@ class _Reader(TomlReader):
 
     def task(self, name: str, table: dict[str, Any]) -> Task:
         """Return the task of a table."""
-        settings = self.options({k: v for k, v in table.items() if k not in KEYS["task"]}, name)
+        where = f"tasks.{name}"
+        settings = {key: value for key, value in table.items() if key not in KEYS["task"]}
         if ("env" in settings) == ("dataset" in settings):
-            raise self.error(f"tasks.{name}", f"task {name} must have either env or dataset")
-        where = f"tasks.{name}.agents"
-        overrides = {
-            agent: self.options(options, f"{where}.{agent}")
-            for agent, options in self.tables(table.get("agents", {}), where)
-        }
+            if "env" not in settings:
+                self.check_spelling(settings, ("env", "dataset"), where)
+            raise self.error(where, f"task {name} must have either env or dataset")
+        overrides = dict(self.tables(table.get("agents", {}), f"{where}.agents"))
         return Task(name, settings, overrides, self.score_range(name, table.get("score_range")))
 
     def agent(self, name: str, table: dict[str, Any]) -> Agent:
         """Return the agent of a table."""
-        command = self.command(f"agent {name}", f"agents.{name}", table.get("command"), COMMANDS)
-        settings = self.options({k: v for k, v in table.items() if k not in KEYS["agent"]}, name)
+        command = self.command(f"agent {name}", f"agents.{name}", table, COMMANDS)
+        settings = {key: value for key, value in table.items() if key not in KEYS["agent"]}
         return Agent(name, command, settings)
 
     def score_range(self, task: str, value: Any) -> tuple[float, float] | None:
@@ -86,7 +87,7 @@ class _Reader(TomlReader):
         return float(value[0]), float(value[1])
 
     def tables(self, value: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield name and content of each table in a table."""
+        """Yield name and content of each table in a table, see `options`."""
         folders: dict[str, str] = {}
         for name, table in self.table(value, where).items():
             if not NAME.fullmatch(name):
@@ -106,7 +107,7 @@ class _Reader(TomlReader):
                     f"{where}.{name}: {other} is the same name in other letter case, and both would be one "
                     f"folder on macOS and Windows: choose another name",
                 )
-            yield name, self.table(table, f"{where}.{name}")
+            yield name, self.options(table, f"{where}.{name}")
 
     def check(self, plan: Plan) -> None:
         """Raise PlanError if a task or an agent has no partner, or a run is invalid."""

@@ -25,10 +25,11 @@ from rlxf.utils.run_files import MEAN_RETURN
 TRAINED = tuple(command for command in COMMANDS if command != "baseline random")
 SPACES = ("gtrxl", "dt")
 """Search spaces that are part of the package, as spaces/NAME.toml."""
-KEYS = (
-    *("command", "settings", "search", "space", "trials", "seeds", "direction", "metric", "sampler_seed"),
+FIRST_KEYS = (
+    *("command", "space", "trials", "seeds", "direction", "metric", "sampler_seed"),
     "pruning",
 )
+TABLES = ("settings", "search")
 RANGE_KEYS = ("low", "high", "log", "step", "format", "when")
 CHOICE_KEYS = ("choices", "when")
 
@@ -69,14 +70,16 @@ class _Reader(TomlReader):
     """Conversion of a TOML document into a plan of a sweep."""
 
     setter = "the sweep"
+    first_keys = FIRST_KEYS
 
     def plan(self, document: dict[str, Any]) -> SweepPlan:
         """Return the plan of a document."""
-        self.check_keys(document, KEYS)
-        command = self.command("", "command", document.get("command"), TRAINED)
+        self.check_keys(document, FIRST_KEYS + TABLES)
+        command = self.command("", "", document, TRAINED)
         settings = self.options(document.get("settings", {}), "settings")
         needed = COMMANDS[command]
         if needed not in settings:
+            self.check_spelling(settings, (needed,), "settings")
             raise self.error("settings", f"command {command} needs {needed}: add it to [settings]")
         if settings.get("episodes") == 0 and document.get("metric", MEAN_RETURN) == MEAN_RETURN:
             raise self.error(
@@ -104,8 +107,9 @@ class _Reader(TomlReader):
         if "space" in document:
             shipped = _shipped(self.one_of("space", document["space"], SPACES))
             options = {name: each for name, each in shipped.items() if name not in fixed}
-        own = self.dimensions(self.table(document.get("search", {}), "search"))
-        self.check_reserved(own, "search")
+        searched = self.table(document.get("search", {}), "search")
+        self.check_reserved(searched, "search")
+        own = self.dimensions(searched)
         for name in own:
             if any(_overlaps(name, other, value) for other, value in fixed.items()):
                 raise self.error(name, f"{name} is in both [settings] and [search]: remove one")

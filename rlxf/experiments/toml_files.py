@@ -5,7 +5,7 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Any
 
-from rlxf.utils.names import choose_one_of, did_you_mean
+from rlxf.utils.names import choose_one_of, did_you_mean, similar_name
 from rlxf.utils.toml import line_of, loads, read_text
 
 MAX_RUNS = 100_000
@@ -13,6 +13,8 @@ MAX_SEED = 2**32 - 1
 """Maximum seed of a run: the largest one of the generators of NumPy that Stable-Baselines3 seeds."""
 RESERVED = ("seed", "run")
 """Options that are set for each run."""
+SIMILAR_OPTIONS = ("n_envs",)
+"""Options of training commands whose names are similar to a key that a table needs: to "env"."""
 
 
 class PlanError(ValueError):
@@ -54,6 +56,8 @@ class TomlReader:
 
     setter = "the experiment"
     """Name of what sets the options of `RESERVED`, for messages."""
+    first_keys: tuple[str, ...] = ()
+    """Keys of the file that stand before its tables. They are no options."""
 
     def __init__(self, path: Path, text: str):
         self.path = path
@@ -65,17 +69,19 @@ class TomlReader:
             raise self.error(where, f"{where} must be a table, got {value!r}")
         return value
 
-    def command(self, owner: str, key: str, command: Any, known: Collection[str]) -> str:
-        """Return the words of a command after a check that it is one of the known ones.
+    def command(self, owner: str, where: str, table: Mapping[str, Any], known: Collection[str]) -> str:
+        """Return the words of the command of a table after a check that it is one of the known ones.
 
         Args:
             owner: what has the command, e.g. "agent NAME", or "" for the file.
-            key: key whose line the message names.
-            command: the value.
+            where: full name of the table, "" for the file.
+            table: the table.
             known: commands that are allowed.
         """
+        command, key = table.get("command"), where or "command"
         if not isinstance(command, str) or command not in known:
             if command is None:
+                self.check_spelling(table, ("command",), where)
                 advice = choose_one_of("", known)
                 raise self.error(key, f"{owner or 'the file'} has no command: add one{advice}")
             of = f" of {owner}" if owner else ""
@@ -109,11 +115,24 @@ class TomlReader:
                 name = f"{where}.{key}" if where else key
                 raise self.error(name, f"{where or 'the file'} has an unknown key {key}{advice}")
 
+    def check_spelling(self, table: Mapping[str, Any], lacking: Collection[str], where: str) -> None:
+        """Raise PlanError if a key of a table is similar to one that the table lacks.
+
+        Args:
+            table: the table.
+            lacking: keys that the table needs, and does not have.
+            where: full name of the table.
+        """
+        for key in table:
+            if (near := similar_name(key, [*lacking, *SIMILAR_OPTIONS])) in lacking:
+                raise self.error(f"{where}.{key}", f"{where} has an unknown key {key}; did you mean {near}?")
+
     def options(self, value: Any, where: str) -> dict[str, Any]:
         """Return a table of options with underscores in their names, after checks of type and names.
 
         Raises:
-            PlanError: if it is no table, an option occurs twice, or it is set for each run.
+            PlanError: if it is no table, or an option occurs twice, is set for each run, or is a key of the
+                file.
         """
         options = self._with_underscores(self.table(value, where), where)
         self.check_reserved(options, where)
@@ -133,11 +152,15 @@ class TomlReader:
         return found
 
     def check_reserved(self, settings: Mapping[str, Any], where: str) -> None:
-        """Raise PlanError if settings contain an option that is set for each run."""
-        for key in RESERVED:
-            if key in settings:
-                message = f"{where} has {key}, which {self.setter} sets for each run: remove it"
-                raise self.error(f"{where}.{key}", message)
+        """Raise PlanError if settings contain an option that is set for each run, or a key of the file."""
+        for key in settings:
+            name = key.replace("-", "_")
+            if name in RESERVED:
+                message = f"{where} has {name}, which {self.setter} sets for each run: remove it"
+                raise self.error(f"{where}.{name}", message)
+            if name in self.first_keys:
+                message = f"{where} has {name}, which is a key of the file: write it before the first table"
+                raise self.error(f"{where}.{name}", message)
 
     def error(self, name: str, message: str) -> PlanError:
         """Return an error with the file and the line that sets a key, if one is found.

@@ -140,6 +140,14 @@ def test_dashes_and_underscores_are_equal_in_all_tables(read):
         read(added("[agents.gru]", "n-steps = 8\nn_steps = 8", FILE))
 
 
+def test_dashes_are_accepted_in_the_keys_of_tasks(read):
+    assert read(FILE.replace("score_range", "score-range")).tasks[0].score_range == (0, 1)
+    with pytest.raises(PlanError, match="line 10: score_range of task short must be two returns"):
+        read(FILE.replace("score_range = [0, 1]", "score-range = [1, 0]"))
+    with pytest.raises(PlanError, match=r"tasks\.short has score_range twice, in two spellings: remove one"):
+        read(added("[tasks.short]", "score-range = [0, 1]", FILE))
+
+
 def added(table, lines, text):
     """Return the text of a file with more lines in a table."""
     return text.replace(f"\n{table}\n", f"\n{table}\n{lines}\n")
@@ -195,6 +203,11 @@ def test_a_number_of_seeds_begins_at_0(read):
             "line 29: command of agent bc is 'train bcc'; did you mean train bc?",
         ),
         ('command = "train bc"', "", "line 29: agent bc has no command: add one; choose one of train gtrxl"),
+        (
+            'command = "train bc"',
+            "n_envs = 3\ncomand = 3",
+            "line 31: agents.bc has an unknown key comand; did you mean command?",
+        ),
         ('"train bc"', "3", "line 29: command of agent bc is 3"),
         (
             '"train bc"',
@@ -205,6 +218,19 @@ def test_a_number_of_seeds_begins_at_0(read):
         ("n_envs = 2", "seed = 2", "gru has seed, which the experiment sets for each run: remove it"),
         ("total_timesteps", "run", "short has run, which the experiment sets"),
         ('dataset = "cartpole/random-v0"', "", "line 16: task logged must have either env or dataset"),
+        (
+            'dataset = "',
+            'datasets = "',
+            "line 17: tasks.logged has an unknown key datasets; did you mean dat",
+        ),
+        ('env = "rl', 'evn = "rl', "line 7: tasks.short has an unknown key evn; did you mean env?"),
+        ('dataset = "cartpole/random-v0"', "n_envs = 3", "line 16: task logged must have either env or data"),
+        (
+            "episodes = 5",
+            "seeds = 5",
+            "line 4: settings has seeds, which is a key of the file: write it befor",
+        ),
+        ("n_envs = 4", "checkpoint = 'best'", "agents.gru has checkpoint, which is a key of the file: write"),
         ("total_timesteps = 64", 'dataset = "x"', "task short must have either env or dataset"),
         ("short.agents.gru", "short.agents.gur", "unknown key gur; did you mean gru?"),
         ("tasks.logged", 'tasks."table.md"', "table.md is the name of a file with results"),

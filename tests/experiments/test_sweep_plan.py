@@ -206,6 +206,10 @@ def test_stored_suggestions_are_restored(read):
         ("low = 1,", "", "line 12: search.n_epochs must have numbers low and high, got low = None"),
         ("low = 1,", "low = '1',", "line 12: search.n_epochs must have numbers low and high, got low = '1'"),
         ("low = 1,", "lwo = 1,", "line 12: search.n_epochs has an unknown key lwo; did you mean low?"),
+        ("low = 1,", "low = 1, lgo = true,", "search.n_epochs has an unknown key lgo; did you mean log?"),
+        ("core.layers = 2", "space = 'gtrxl'", "line 8: settings has space, which is a key of the file: wri"),
+        ("core.layers = 2", "sampler-seed = 2", "line 8: settings has sampler_seed, which is a key of the f"),
+        ("n_epochs =", "seeds = [0, 1]\nn_epochs =", "line 12: search has seeds, which is a key of the file"),
         ("high = 8", "high = 8, step = 0", "line 12: search.n_epochs must have a step"),
         ("high = 8", "high = 8, step = 0.5", "line 12: search.n_epochs must have a step"),
         (
