@@ -26,7 +26,7 @@ from rlxf.evaluation.report import Report
 from rlxf.evaluation.rollout import EpisodeCounter, accumulated_score, play, quotas
 from rlxf.evaluation.video import DISPLAYS, FPS
 from rlxf.training import RunFolder, read_archive
-from rlxf.training.file_contents import describe
+from rlxf.training.file_contents import describe, missing_path_advice
 
 CREATION = ("vectorization_mode", "render_mode")
 """Arguments in a spec that depend on how its environment was created."""
@@ -80,7 +80,8 @@ def open_run(path: Path, checkpoint: str, env: str | None) -> RunFolder:
     if not path.is_file():
         if not path.exists():
             raise FileNotFoundError(
-                f"there is no run folder {path} and no checkpoint file of this name; check the path"
+                f"there is no run folder {path} and no checkpoint file of this name"
+                f"{missing_path_advice(path)}"
             )
         return RunFolder.open(path)
     if checkpoint != "last":

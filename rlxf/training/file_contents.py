@@ -6,6 +6,7 @@ from typing import Any
 
 from rlxf.training.archive import Archive, read_archive
 from rlxf.utils.errors import CheckpointError
+from rlxf.utils.names import similar_name
 from rlxf.utils.run_files import CHECKPOINT, CONFIG
 
 LOADERS = {
@@ -60,6 +61,16 @@ def check_not_a_folder(path: str | os.PathLike[str], file: Path) -> None:
         raise IsADirectoryError(f"{path} is the folder of a run; give the file {path / CHECKPOINT}")
     example = "".join(f", such as {run / CHECKPOINT}" for run in _runs_in(path)[:1])
     raise IsADirectoryError(f"{path} is a folder; give a checkpoint file{example}")
+
+
+def missing_path_advice(path: Path) -> str:
+    """Return advice for the end of a message about a run folder or checkpoint file that does not exist.
+
+    It is the path with the most similar name in the same folder, or to check the path.
+    """
+    siblings = (each for each in path.parent.glob("[!.]*") if each.exists())
+    near = similar_name(path.name, [each.name for each in siblings if each.is_dir() or each.suffix == ".zip"])
+    return f"; did you mean {path.parent / near}?" if near else "; check the path"
 
 
 def no_run_folder_message(path: Path) -> str:

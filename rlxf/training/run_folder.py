@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import Logger
 
 from rlxf.training.checkpoints import CheckpointFolder
 from rlxf.training.completion import RESULTS, Completion
-from rlxf.training.file_contents import describe_file, no_run_folder_message
+from rlxf.training.file_contents import describe_file, missing_path_advice, no_run_folder_message
 from rlxf.training.resumed_logger import LogFiles, LogPosition, ProgressCSV
 from rlxf.training.strict_json import dump_json, load_json_object, write_json_file
 from rlxf.training.tensorboard import described_output, resumed_output
@@ -235,7 +235,7 @@ class RunFolder:
 
 def _check_folder(path: Path) -> None:
     if not path.exists():
-        raise FileNotFoundError(f"there is no run folder {path}; check the path")
+        raise FileNotFoundError(f"there is no run folder {path}{missing_path_advice(path)}")
     if not path.is_dir():
         raise NotADirectoryError(_file_instead(path))
     if not (path / CONFIG).is_file():

@@ -100,6 +100,12 @@ def test_missing_package_for_images_is_one_line(run, monkeypatch, capsys):
 def test_bad_input_is_one_line(run, capsys):
     for words, message in (
         (["nowhere"], "there is no run folder nowhere"),
+        (
+            ["nowhere/run"],
+            "there is no run folder nowhere/run and no checkpoint file of this name; check the",
+        ),
+        (["rnu"], "there is no run folder rnu and no checkpoint file of this name; did you mean run?"),
+        (["run/checkpoin.zip"], "did you mean run/checkpoint.zip?"),
         (["none.zip"], "there is no run folder none.zip and no checkpoint file of this name"),
         (["run", "--episodes", "0"], "--episodes must be at least 1"),
         (["run", "--fps", "0"], "--fps must be from 0.01 to 1,000, got 0"),

@@ -120,6 +120,10 @@ def test_config_that_is_not_json_leaves_no_folder(tmp_path):
 def test_missing_folder_file_and_other_folder_are_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no run folder .*none"):
         RunFolder.open(tmp_path / "none")
+    (tmp_path / "gtrxl-0").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no run folder .*gtrx-0; did you mean .*/gtrxl-0\?"):
+        RunFolder.open(tmp_path / "gtrx-0")
+    (tmp_path / "gtrxl-0").rmdir()
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="is a file"):
         RunFolder.open(tmp_path / "file")
