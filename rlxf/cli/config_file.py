@@ -27,10 +27,11 @@ from rlxf.cli.run_options import NOT_SAVED, check_config_types, options_from_con
 from rlxf.cli.runs import PRETRAINING, TRAINING_COMMANDS, check_weights_trust
 from rlxf.cli.spec_options import bound_to_memory, given_techniques
 from rlxf.cli.training_command import TrainingCommand
+from rlxf.experiments.plan import COMMANDS as EXPERIMENT_COMMANDS
 from rlxf.training import RunFolder
 from rlxf.training.strict_json import dump_json, load_json
 from rlxf.utils.names import did_you_mean
-from rlxf.utils.run_files import CONFIG, PROGRAM, TEACHER
+from rlxf.utils.run_files import BASELINE, CONFIG, PROGRAM, TEACHER
 from rlxf.utils.toml import MAX_PARTS, line_of, loads, read_text
 
 JSON_OPTIONS = ("env_kwargs", "curriculum", "arguments", *CHOICES)
@@ -39,6 +40,8 @@ NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 """Pattern of a negative number; other words with a leading dash are options."""
 SETTINGS_OF_DATA = ("env", "env_kwargs", "trust_data", "target_returns", "return_scale", "episode_length")
 """Settings in a ``config.json`` that are those of its datasets, or depend on them."""
+TOML_ADVICE = "write the settings as TOML"
+"""Advice in messages about a ``config.json`` whose settings cannot be read."""
 Settings = Mapping[str, Any]
 
 
@@ -130,7 +133,7 @@ def file_arguments(path: Path, words: str, command: type[TrainingCommand], args:
             run = RunFolder(path.parent, _read_json(text))
             _check_agent(run.config, words, path)
             return to_arguments(run_settings(run, path, command, args))
-        return to_arguments(_toml_settings(text, command, args))
+        return to_arguments(_toml_settings(text, words, command, args))
     except SettingsError as error:
         line = None if text.lstrip().startswith("{") else line_of(text, error.name)
         raise ValueError(f"{path}{'' if line is None else f', line {line}'}: {error}") from error
@@ -144,19 +147,21 @@ def _read(path: Path) -> str:
     try:
         return read_text(path, "settings file")
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}: check --config") from None
+        raise FileNotFoundError(f"{error}: check the path") from None
     except ValueError as error:
-        raise ValueError(f"{error}: --config needs a TOML file, or the folder of a run") from None
+        raise ValueError(f"{error}: give a TOML file, or the folder of a run") from None
 
 
-def _toml_settings(text: str, command: type[TrainingCommand], args: Sequence[str]) -> dict[str, Any]:
+def _toml_settings(
+    text: str, words: str, command: type[TrainingCommand], args: Sequence[str]
+) -> dict[str, Any]:
     """Return the settings in a TOML file that are in effect with the options of the user."""
     try:
         flat = flat_options(loads(text))
     except TOMLDecodeError as error:
         raise ValueError(f"it is not valid TOML: {error}") from error
     core = _core_of_settings(flat, command, args)
-    check_settings(flat, command, core)
+    check_settings(flat, command, core, f"see: rlxf {words} --help")
     return _without_overridden(flat, command, core, args)
 
 
@@ -183,9 +188,15 @@ def _check_agent(config: Any, words: str, file: Path) -> None:
         raise ValueError(
             f"it belongs to a run of rlxf distill, not of rlxf {words}: use rlxf distill TEACHER"
         )
+    if config.get(PROGRAM) == BASELINE and f"baseline {agent}" in EXPERIMENT_COMMANDS:
+        raise ValueError(
+            f"it belongs to a run of {BASELINE} {agent}, whose options rlxf {words} cannot read: "
+            f"{TOML_ADVICE}"
+        )
     if PROGRAM in config or agent not in TRAINING_COMMANDS:
         raise ValueError(
-            f"it belongs to another program with the agent {reprlib.repr(agent)}, not of rlxf {words}"
+            f"it belongs to another program with the agent {reprlib.repr(agent)}, not to rlxf {words}: "
+            f"{TOML_ADVICE}"
         )
     if (command := TRAINING_COMMANDS[agent]) != words:
         raise ValueError(

@@ -26,6 +26,13 @@ JSON_TYPES = (dict[str, Any], dict[str, Any] | None)
 """Types of the options that are JSON objects."""
 COMMAND_LINE_ONLY = ("config", "tuned", "trust")
 """Options that a settings file cannot set."""
+REMEDIES = {
+    "config": "pass one file with --config FILE",
+    "tuned": "pass --tuned NAME in place of --config",
+    "trust": "pass --trust",
+    "help": "remove it",
+}
+"""Option of `COMMAND_LINE_ONLY`, or ``help`` -> what to do with it in a settings file."""
 
 
 class SettingsError(ValueError):
@@ -42,21 +49,28 @@ class SettingsError(ValueError):
         self.name = name
 
 
-def check_settings(flat: Mapping[str, Any], command: type[Command], core: TransformerSpec | None) -> None:
+def check_settings(
+    flat: Mapping[str, Any], command: type[Command], core: TransformerSpec | None, advice: str
+) -> None:
     """Raise SettingsError if a setting is no option of a command, or its value is not allowed.
 
     Args:
         flat: settings by full name, as returned by `flat_options`.
         command: dataclass of the command.
         core: default core of the command; None for an agent without a transformer.
+        advice: end of the message about an unknown setting that is similar to none.
     """
     known = known_options(command)
     if core is not None:
         for axis in TECHNIQUES:
             known |= _technique_options(axis, flat, core)
+    names = {field.name for field in fields(command)}  # type: ignore[arg-type]  # commands are dataclasses
+    refused = REMEDIES.keys() & {*names, "help"}
     for name, value in flat.items():
+        if name in refused:
+            raise _command_line_error(name)
         if name not in known:
-            raise SettingsError(name, f"is not an option of this command{did_you_mean(name, known)}")
+            raise SettingsError(name, f"is not an option of this command{did_you_mean(name, known, advice)}")
         _check_value(name, known[name], value)
     for axis in TECHNIQUES if core is not None else ():
         _check_technique(axis, flat)
@@ -72,7 +86,7 @@ def check_values(flat: Mapping[str, Any], command: type[Command]) -> None:
         command: dataclass of the command.
     """
     if "help" in flat:
-        raise SettingsError("help", "is for the command line only: remove it")
+        raise _command_line_error("help")
     known = known_options(command)
     for name, value in flat.items():
         for each in value if isinstance(value, list | tuple) else [value]:
@@ -80,6 +94,10 @@ def check_values(flat: Mapping[str, Any], command: type[Command]) -> None:
                 raise SettingsError(name, f"must be finite, got {each}")
         if name in known and known[name] not in JSON_TYPES and name not in CHOICES:
             _check_value(name, known[name], value)
+
+
+def _command_line_error(name: str) -> SettingsError:
+    return SettingsError(name, f"is for the command line only: {REMEDIES[name]}")
 
 
 def _check_value(name: str, hint: Any, value: Any) -> None:

@@ -135,7 +135,7 @@ def _settings_arguments(words: str, command: type[Command], args: Sequence[str])
 
     Raises:
         ValueError: if both are given, ``--tuned`` and published settings (``--settings``) are, or the name is
-            empty.
+            empty or invalid. The message about an invalid one begins with the option.
     """
     given = given_options(args, *_field_names(command) & {"config", "tuned"})
     given = {name: value for name, value in given.items() if value != "None"}  # the default
@@ -150,8 +150,12 @@ def _settings_arguments(words: str, command: type[Command], args: Sequence[str])
         raise ValueError("--tuned and --settings both name settings of the agent: use one of them")
     from rlxf.cli.config_file import file_arguments
 
-    file = tuned_file(given["tuned"], words) if "tuned" in given else Path(given["config"])
-    return file_arguments(file, words, command, args)  # type: ignore[arg-type]  # it trains
+    ((option, value),) = given.items()
+    try:
+        file = tuned_file(value, words) if option == "tuned" else Path(value)
+        return file_arguments(file, words, command, args)  # type: ignore[arg-type]  # it trains
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"--{option}: {error}") from error
 
 
 def _field_names(command: type[Command]) -> set[str]:

@@ -66,7 +66,9 @@ class EnvOptions:
         return cls(env=config["env"], env_kwargs=merge_env_kwargs(config, env_kwargs, trust), **extended)
 
     def check(self) -> None:
-        """Raise ValueError if the arguments are not a JSON object, or the curriculum is invalid."""
+        """Raise ValueError if the id is empty, or the arguments or the curriculum are invalid."""
+        if not self.env:
+            raise ValueError("--env is empty: name an environment, e.g. CartPole-v1")
         json_object(self.env_kwargs)
         read_curriculum(self.curriculum)
 

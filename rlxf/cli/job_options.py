@@ -20,6 +20,7 @@ UNKNOWN = re.compile(r"unknown option --(?P<name>[\w.-]+)")
 """Pattern of the start of a message about an option that a command does not have."""
 ONE_OPTION = re.compile(
     r"unknown |Invalid choice |Unrecognized options |a schedule is |Error parsing --|--arguments of "
+    r"|--[\w.-]+ is empty: "
     r"|(Error parsing [\w.-]+: )?[\w .-]+ must be (finite|one of|in \[|above 0|at least [01],|at least [01]$"
     r"|True or False|a (finite |whole )?number|a tuple|a JSON object|a technique of rlxf)(?!.*; use)"
 )

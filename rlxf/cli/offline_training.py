@@ -46,6 +46,8 @@ class OfflineTraining(TrainingCommand):
     def check(self) -> None:
         """Raise ValueError or TypeError if an option is invalid."""
         check_counts(self, "updates", "log_interval")
+        if not self.dataset or "" in self.dataset:
+            raise ValueError("--dataset is empty: name one or more Minari datasets; rlxf datasets lists them")
         super().check()
 
     @property

@@ -324,9 +324,16 @@ def default_run_path(name: str, seed: int) -> Path:
 
 
 def check_new_folder(path: Path) -> None:
-    """Raise FileExistsError if the folder of a new run exists."""
+    """Raise FileExistsError if the folder of a new run exists, or a file has its name."""
     if path.exists():
-        raise FileExistsError(f"{path} exists; choose another folder with --run, or move the existing folder")
+        raise FileExistsError(f"{path} exists; choose another folder with --run, or move the existing one")
+
+
+def check_output_folder(path: Path) -> None:
+    """Raise NotADirectoryError if ``--output``, which need not exist, or one of its parents is a file."""
+    for each in (path, *path.parents):
+        if each.exists() and not each.is_dir():
+            raise NotADirectoryError(f"--output must be a folder, got the file {each}: choose another one")
 
 
 def check_figure_path(option: str, path: Path, suffixes: Sequence[str] = (".png",)) -> None:

@@ -120,11 +120,12 @@ class SweepRun:
         return not is_about_one_option(error)
 
     def _refused(self, error: ValueError, case: Case | None) -> PlanError:
-        message = f"no combination{_with(case)} is accepted: {error}"
+        """Return the error of all combinations, or of those in which a case occurs."""
         if case is None:
             name = named_option(error, {*self.plan.space.options, *self.plan.fixed})
-            return self.plan.refused(name, message)
+            return self.plan.refused(name, str(error))
         name = named_option(error, self.plan.space.options) or case[0]
+        message = f"no combination{_with(case)} is accepted: {error}"
         return self.plan.refused(f"search.{name}", message)
 
     def open_study(self, storage: str | None) -> SweepStudy:

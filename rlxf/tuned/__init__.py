@@ -27,12 +27,17 @@ def tuned_file(name: str, command: str | None = None) -> Path:
         command: words of their command, a key of `COMMANDS`; None for any command.
 
     Raises:
-        ValueError: if there are none with this name; the message lists all names.
+        ValueError: if there are none with this name; the message lists all names, and states the command of
+            settings of another one.
     """
     commands = [*COMMANDS] if command is None else [command]
     files = {each: file for words in commands for each, file in tuned_files(words).items()}
     if name not in files:
-        raise ValueError(f"unknown tuned settings {name!r}{choose_one_of(name, files)}")
+        owner = next((words for words in COMMANDS if name in tuned_files(words)), None)
+        fault = f"unknown tuned settings {name!r}"
+        if owner is not None:
+            fault = f"the tuned settings {name!r} are for rlxf {owner}, not for rlxf {command}"
+        raise ValueError(fault + choose_one_of(name, files))
     return files[name]
 
 

@@ -403,9 +403,11 @@ def test_the_file_of_the_documentation_is_valid():
         ("n_envs = 3\nn-envs = 4", "line 1: n_envs is set twice, in two spellings"),
         ("'core.width' = 3\ncore.width = 4", "core.width is set twice, in two spellings"),
         ("policy = '--trust'", "policy must not begin with a dash, got '--trust'"),
-        ("config = 'other.toml'", "config is not an option of this command"),
-        ("trust = true", "trust is not an option of this command"),
-        ("help = true", "help is not an option of this command"),
+        ("\nconfig = 'x.toml'", "line 2: config is for the command line only: pass one file with --config"),
+        ("tuned = 'pendulum'", "line 1: tuned is for the command line only: pass --tuned NAME in place of"),
+        ("trust = true", "trust is for the command line only: pass --trust"),
+        ("help = true", "help is for the command line only: remove it"),
+        ("command = 'x'", "command is not an option of this command; see: rlxf train gtrxl --help"),
         ("x = " + "[" * 100_000, "is nested too deeply"),
         ("x = " + "{a = " * 100_000, "is nested too deeply"),
         ("a" + ".a" * 300_000 + " = 1", "the key in line 1 has more than 64 parts"),
@@ -420,7 +422,7 @@ def test_the_file_of_the_documentation_is_valid():
         ('{"a": }', "it is not valid JSON: Expecting value: line 1 column 7"),
         ('{"a": 1}', "it names no agent"),
         ('{"agent": ["gtrxl"]}', "it names no agent"),
-        ('{"agent": "other"}', "it belongs to another program with the agent 'other'"),
+        ('{"agent": "other"}', "it belongs to another program with the agent 'other', not to rlxf train"),
         ("{" + '"a":{' * 100_000, "it is not valid JSON: JSON nested deeper than 64"),
     ],
     ids=lambda text: text[:40],
@@ -428,6 +430,13 @@ def test_the_file_of_the_documentation_is_valid():
 def test_bad_settings_are_one_line(text, message, capsys):
     write(text)
     assert message in refused(capsys, *GTRXL_WORDS, "--env", "x")
+
+
+def test_options_of_other_commands_are_no_options(capsys):
+    """``rlxf train rvs`` has no tuned settings."""
+    write("tuned = 'mujoco'")
+    error = refused(capsys, "train", "rvs", "--dataset", "a/b-v0", "--config", "settings.toml")
+    assert "line 1: tuned is not an option of this command; see: rlxf train rvs --help" in error
 
 
 def test_bad_files_are_one_line(tmp_path, capsys):
@@ -439,7 +448,9 @@ def test_bad_files_are_one_line(tmp_path, capsys):
     (tmp_path / "link").mkdir()
     (tmp_path / "link/config.json").symlink_to("/etc/hostname")
     assert "there is no settings file none.toml" in error("none.toml")
-    assert "is not a text in UTF-8: --config needs a TOML file, or the folder of a run" in error("image.png")
+    assert "--config: image.png is not a text in UTF-8: give a TOML file, or the folder of a run" in error(
+        "image.png"
+    )
     assert "/dev/zero is not a regular file" in error("/dev/zero")
     assert "empty is not a run folder: it has no config.json" in error("empty")
     assert "is a symbolic link" in error("link")
@@ -479,6 +490,11 @@ def test_configurations_of_other_programs_are_refused(options, capsys):
     assert "belongs to a run of rlxf distill, not of rlxf train gtrxl" in refusal(capsys)
     write_config("train gtrxl", options, program="scripts/demo.sh")
     assert "belongs to another program" in refusal(capsys)
+    write_config("train gtrxl", options, program="rlxf baseline", agent="recurrent-ppo")
+    assert (
+        "--config: run/config.json: it belongs to a run of rlxf baseline recurrent-ppo, whose options rlxf "
+        "train gtrxl cannot read: write the settings as TOML"
+    ) in refusal(capsys)
 
 
 @pytest.mark.parametrize(

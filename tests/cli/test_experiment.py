@@ -410,6 +410,14 @@ def test_a_second_process_is_refused(folder, capsys):
         assert "another process works on the experiment" in refused(capsys, "experiment", "small.toml")
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("output", ["small.toml", "small.toml/below/it"])
+@pytest.mark.parametrize("command", ["experiment", "sweep"])
+def test_a_file_is_no_folder_for_the_output(capsys, command, output):
+    message = refused(capsys, command, "small.toml", "--output", output)
+    assert message.startswith("rlxf: --output must be a folder, got the file small.toml: choose another one")
+
+
 @pytest.mark.parametrize("option", ["--processes", "--threads"])
 def test_counts_are_checked(folder, capsys, option):
     assert f"{option} must be at least 1" in refused(capsys, "experiment", "small.toml", option, "0")

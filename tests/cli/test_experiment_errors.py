@@ -4,18 +4,24 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import ClassVar
 
 import gymnasium
 import pytest
 
 from rlxf.attention import Window, register_technique
+from rlxf.cli.commands import COMMANDS
+from rlxf.cli.config_values import known_options
+from rlxf.cli.entry_point import command_words
 from rlxf.cli.experiment_errors import warn_about_environments, warn_about_replaced_settings
 from rlxf.cli.job_options import is_about_one_option, named_option, read_options
 from rlxf.cli.sweep_run import SweepRun
+from rlxf.experiments import experiment_file, sweep_file
 from rlxf.experiments.experiment_file import read_plan
+from rlxf.experiments.plan import COMMANDS as PLAN_COMMANDS
 from rlxf.experiments.sweep_file import read_sweep_plan
-from rlxf.experiments.toml_files import PlanError
+from rlxf.experiments.toml_files import RESERVED, PlanError, TomlReader
 from tests.cli.running import refused
 
 FILE = """\
@@ -138,11 +144,60 @@ def test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, me
             "line 14: agent ppo on task pole: normalize_observations must be true or false, got 'yes'",
         ),
         ("ppo", "n_envs = 0", "line 14: agent ppo on task pole: --n-envs must be at least 1, got 0"),
+        ("ppo", OVERRIDE.format("env = ''"), "line 15: agent random on task pole: --env is empty: name an"),
     ],
 )
 def test_values_are_checked_before_any_run_is_trained(tmp_path, capsys, table, text, message):
     """The agent "random" comes first, and would be trained before."""
     test_errors_name_the_line_and_similar_keys(tmp_path, capsys, table, text, message)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("tuned = 'tmaze-5'", "--tuned: unknown tuned settings 'tmaze-5'; did you mean tmaze-50?"),
+        (
+            "tuned = 'mujoco'",
+            "--tuned: the tuned settings 'mujoco' are for rlxf train bc, not for rlxf train gtrxl",
+        ),
+        (
+            "config = 'run'",
+            "run/config.json: it belongs to a run of rlxf baseline ppo, whose options rlxf train",
+        ),
+        (
+            "config = 'own.toml'",
+            "own.toml, line 1: n_env is not an option of this command; did you mean n_envs?",
+        ),
+        ("config = 'no.toml'", "no.toml: check the path"),
+    ],
+)
+def test_faults_of_a_named_settings_file_are_at_the_line_that_names_it(capsys, named, message):
+    Path("own.toml").write_text("n_env = 2\n")
+    Path("run").mkdir()
+    Path("run/config.json").write_text('{"program": "rlxf baseline", "agent": "ppo"}')
+    Path("small.toml").write_text(
+        f"tasks.pole.env = 'CartPole-v1'\n[agents.one]\ncommand = 'train gtrxl'\n{named}\n"
+    )
+    error = refused(capsys, "experiment", "small.toml")
+    assert error.startswith("rlxf: small.toml, line 4: agent one on task pole: --")
+    assert message in error
+
+
+@pytest.mark.parametrize("dataset", ["''", "[]", "['a/b-v0', '']"])
+def test_tasks_without_datasets_are_refused(capsys, dataset):
+    Path("small.toml").write_text(f"tasks.pole.dataset = {dataset}\n[agents.one]\ncommand = 'train bc'\n")
+    error = refused(capsys, "experiment", "small.toml")
+    assert "line 1: agent one on task pole: --dataset is empty: name one or more Minari datasets" in error
+
+
+@pytest.mark.parametrize("command", PLAN_COMMANDS)
+def test_keys_of_files_are_told_apart_from_options(command, tmp_path):
+    """No option is refused as a key of the file, or as a misspelled key of a table."""
+    known = known_options(resolve_name(COMMANDS[command_words(command.split()) or ""]))
+    for reader in (experiment_file._Reader, sweep_file._Reader):
+        reader(tmp_path, "").check_reserved(dict.fromkeys({*known} - {*RESERVED}), "settings")
+    for key in ("env", "dataset", "command"):
+        TomlReader(tmp_path, "").check_spelling(dict.fromkeys({*known} - {key}), (key,), "settings")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,10 @@ def test_all_settings_are_listed(capsys):
         (["tuned", "tmaze-25"], "unknown tuned settings 'tmaze-25'; did you mean tmaze-250? Choose one of"),
         (["tuned", "../gtrxl/pendulum"], "unknown tuned settings '../gtrxl/pendulum'"),
         (["train", "gtrxl", "--tuned", "hopper"], "unknown tuned settings 'hopper'"),
-        (["train", "bc", "--tuned", "pendulum", "--dataset", "a/b-v0"], "unknown tuned settings 'pendulum'"),
+        (
+            ["train", "bc", "--tuned", "pendulum", "--dataset", "a/b-v0"],
+            "--tuned: the tuned settings 'pendulum' are for rlxf train gtrxl, not for rlxf train bc; cho",
+        ),
         (
             ["train", "dt", "--tuned", "classic-control", "--settings", "odt", "--dataset", "a/b-v0"],
             "--tuned and --settings both name settings of the agent: use one of them",

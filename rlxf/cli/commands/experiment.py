@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from rlxf.cli.job_options import check_same, make_job, read_settings, with_absolute_paths
-from rlxf.cli.options import Command, check_counts, options
+from rlxf.cli.options import Command, check_counts, check_output_folder, options
 from rlxf.experiments.columns import listed
 from rlxf.utils.warnings import warn_user
 
@@ -60,6 +60,7 @@ class Experiment(Command):
         from rlxf.experiments.results import read_results
 
         check_counts(self, "processes", "threads")
+        check_output_folder(self.folder)
         if self.scheduler is not None and self.processes != 1:
             raise ValueError(
                 "--processes is for this machine, and with --scheduler its workers train: omit it, and start "

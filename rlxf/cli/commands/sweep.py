@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from rlxf.cli.options import Command, check_counts, options
+from rlxf.cli.options import Command, check_counts, check_output_folder, options
 
 
 @options
@@ -47,6 +47,7 @@ class Sweep(Command):
         from rlxf.experiments.sweep_file import read_sweep_plan
 
         check_counts(self, "trials", "processes", "threads")
+        check_output_folder(self.folder)
         check_optuna()
         plan = read_sweep_plan(self.file)
         plan = plan if self.trials is None else replace(plan, trials=self.trials)
