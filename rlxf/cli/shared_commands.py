@@ -85,8 +85,8 @@ def _arguments(run: RunFolder, words: str) -> list[str]:
     default = RunFolder(run.path, _parsed_config(run, words, _joined(required)))
     defaults = _by_option(_settings_arguments(default, words))
     short = _joined([option for option in _by_option(full) if option in required or option not in defaults])
-    parsed = _parsed_config(run, words, short)
-    return short if parsed == run.config else full
+    parsed = RunFolder(run.path, _parsed_config(run, words, short))
+    return short if _settings_arguments(parsed, words) == full else full
 
 
 def _parsed_config(run: RunFolder, words: str, arguments: Sequence[str]) -> dict[str, Any]:
