@@ -110,7 +110,7 @@ def build_fused_step(transformer: TransformerLayers) -> FusedStep | NoFusedStep:
     """Return the fused step of a transformer."""
     pattern, *others = set(transformer.pass_patterns)
     layers = [fused_step(layer) for layer in transformer.pass_layers]
-    if others or not pattern.is_window or None in layers or not _is_plain(transformer):
+    if others or not pattern.is_uniform_window or None in layers or not _is_plain(transformer):
         return NoFusedStep()
     return FusedStep(layers, bound(transformer.norm), pattern.max_distance, list(transformer.modules()))
 

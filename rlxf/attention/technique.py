@@ -49,8 +49,7 @@ class SpecView:
 
     @property
     def score_heads(self) -> int:
-        """Number of heads with attention weights, for which positions have biases; see
-        `Kernel.score_heads`."""
+        """Number of heads with attention weights; see `Kernel.score_heads`."""
         return int(self.kernel.score_heads(self.heads))
 
     @property

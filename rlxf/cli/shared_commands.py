@@ -37,7 +37,8 @@ def trust_of(run: RunFolder) -> str:
 def training_command_line(run: RunFolder) -> str | None:
     """Return the command that trains an agent as in a run, without options that have their default.
 
-    It is None if the run is not one of ``rlxf train`` or ``rlxf distill``, or was written by another version.
+    Options of techniques that were added since have their default. The command is None if the run is not one
+    of ``rlxf train`` or ``rlxf distill``, or was written by another version.
     """
     words = TRAINING_COMMANDS.get(run.config["agent"])
     if words is None or PROGRAM in run.config:

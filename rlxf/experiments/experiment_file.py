@@ -37,7 +37,7 @@ def read_plan(path: Path) -> Plan:
 class _Reader(TomlReader):
     """Conversion of a TOML document into a plan."""
 
-    first_keys = ("seeds", "checkpoint")
+    top_level_keys = ("seeds", "checkpoint")
 
     def plan(self, document: dict[str, Any]) -> Plan:
         """Return the plan of a document."""

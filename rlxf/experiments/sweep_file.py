@@ -70,7 +70,7 @@ class _Reader(TomlReader):
     """Conversion of a TOML document into a plan of a sweep."""
 
     setter = "the sweep"
-    first_keys = FIRST_KEYS
+    top_level_keys = FIRST_KEYS
 
     def plan(self, document: dict[str, Any]) -> SweepPlan:
         """Return the plan of a document."""

@@ -56,7 +56,7 @@ class TomlReader:
 
     setter = "the experiment"
     """Name of what sets the options of `RESERVED`, for messages."""
-    first_keys: tuple[str, ...] = ()
+    top_level_keys: tuple[str, ...] = ()
     """Keys of the file that stand before its tables. They are no options."""
 
     def __init__(self, path: Path, text: str):
@@ -115,16 +115,16 @@ class TomlReader:
                 name = f"{where}.{key}" if where else key
                 raise self.error(name, f"{where or 'the file'} has an unknown key {key}{advice}")
 
-    def check_spelling(self, table: Mapping[str, Any], lacking: Collection[str], where: str) -> None:
+    def check_spelling(self, table: Mapping[str, Any], missing: Collection[str], where: str) -> None:
         """Raise PlanError if a key of a table is similar to one that the table lacks.
 
         Args:
             table: the table.
-            lacking: keys that the table needs, and does not have.
+            missing: keys that the table needs, and does not have.
             where: full name of the table.
         """
         for key in table:
-            if (near := similar_name(key, [*lacking, *SIMILAR_OPTIONS])) in lacking:
+            if (near := similar_name(key, [*missing, *SIMILAR_OPTIONS])) in missing:
                 raise self.error(f"{where}.{key}", f"{where} has an unknown key {key}; did you mean {near}?")
 
     def options(self, value: Any, where: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class TomlReader:
             if name in RESERVED:
                 message = f"{where} has {name}, which {self.setter} sets for each run: remove it"
                 raise self.error(f"{where}.{name}", message)
-            if name in self.first_keys:
+            if name in self.top_level_keys:
                 message = f"{where} has {name}, which is a key of the file: write it before the first table"
                 raise self.error(f"{where}.{name}", message)
 

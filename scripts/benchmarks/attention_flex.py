@@ -92,8 +92,7 @@ def longformer_rule(pattern: Longformer) -> MakeRule:
 
 
 def blockwise_rule(pattern: Blockwise) -> MakeRule:
-    """Return the causal rule of cyclic shifts: block a of head h attends to block a - h modulo n of its
-    part."""
+    """Return the rule of cyclic shifts: in parts of n blocks, block a attends to block (a - h) mod n."""
     block, blocks = pattern.block, pattern.blocks
 
     def rule(_batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

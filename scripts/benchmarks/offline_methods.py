@@ -33,7 +33,7 @@ class Preset:
         conditioned_width: width of both hidden layers of the return-conditioned perceptron.
         weight_averaging: decay of the moving average of the weights of all agents of this package; None for
             none.
-        validation_fraction: share of the episodes that all agents of this package hold out; None for none.
+        validation_fraction: fraction of the episodes that all agents of this package hold out; None for none.
         state_loss_weight: weight of the auxiliary loss of the transformers of this package.
     """
 

@@ -189,7 +189,10 @@ class TrajectoryModel(OfflineModel):
         self.transformer = config.core.build()
 
     def init_weights(self, *heads: nn.Module) -> None:
-        """Initialize all modules except the image feature extractor and recurrent mixers as in GPT-2."""
+        """Initialize all modules except the image feature extractor and recurrent mixers as in GPT-2.
+
+        Positions then set their initial scores.
+        """
         for part in (self.tokens, self.transformer, *heads):
             init_gpt2_weights(part)
         scale_residual_projections(self.transformer)

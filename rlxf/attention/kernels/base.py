@@ -323,7 +323,7 @@ def check_key_heads(kernel: Kernel, choices: SpecView) -> None:
         )
 
 
-def check_allows_all_keys(kernel: Kernel, option: str, choices: SpecView) -> None:
+def check_full_pattern(kernel: Kernel, option: str, choices: SpecView) -> None:
     """Raise ValueError unless a kernel that partitions the whole sequence may attend to all of it.
 
     Args:

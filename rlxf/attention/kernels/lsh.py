@@ -14,7 +14,7 @@ from rlxf.attention.attention_options import AttentionArguments
 from rlxf.attention.kernels.base import (
     LinearFn,
     PairwiseKernel,
-    check_allows_all_keys,
+    check_full_pattern,
     check_key_heads,
 )
 from rlxf.attention.kernels.bucket_attention import (
@@ -109,7 +109,7 @@ class LSH(PairwiseKernel):
             )
         check_key_heads(self, choices)
         if self.chunk is not None:
-            check_allows_all_keys(self, "chunk", choices)
+            check_full_pattern(self, "chunk", choices)
 
     def attention_class(self, default: AttentionFactory) -> AttentionFactory:
         return SharedQKAttention

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rlxf.attention.attention_mask import AttentionMask
 from rlxf.attention.dropout import dropout as drop_some
-from rlxf.attention.kernels.base import PairwiseKernel, check_allows_all_keys, check_key_heads
+from rlxf.attention.kernels.base import PairwiseKernel, check_full_pattern, check_key_heads
 from rlxf.attention.kernels.bucket_attention import (
     BucketAttention,
     ComparePositions,
@@ -87,7 +87,7 @@ class Routing(PairwiseKernel):
         """Raise ValueError unless clusters of equal size may be chosen from the whole sequence."""
         check_key_heads(self, choices)
         if self.window is not None:
-            check_allows_all_keys(self, "window", choices)
+            check_full_pattern(self, "window", choices)
 
     @property
     def token_loss_option(self) -> str | None:

@@ -22,7 +22,7 @@ GROUP_SIZE = 64
 
 RULES = frozenset({"mask_mod", "block_mask_mod"})
 """Methods that define the rule of a pattern."""
-SHORTCUTS = ("allows_all_keys", "is_window", "shift_period", "candidate_keys", "within")
+SHORTCUTS = ("allows_all_keys", "is_uniform_window", "shift_period", "candidate_keys", "within")
 """Attributes of a pattern with which its rule need not be evaluated."""
 
 
@@ -81,13 +81,13 @@ class Pattern(Technique, ABC):
         return False
 
     @property
-    def is_window(self) -> bool:
+    def is_uniform_window(self) -> bool:
         """True only if exactly the keys up to `max_distance` away are visible, in all layers and heads."""
         return False
 
     def check_capture(self, choices: SpecView) -> None:
         """Raise CompilationError unless each layer has a window; other masks depend on values."""
-        if not all(self.for_layer(layer).is_window for layer in range(choices.layers)):
+        if not all(self.for_layer(layer).is_uniform_window for layer in range(choices.layers)):
             raise CompilationError(f"the branches of the pattern {self} depend on values")
 
     @property

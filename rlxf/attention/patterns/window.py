@@ -33,7 +33,7 @@ class Full(Pattern):
 
     shift_period = 1  # only distances count
 
-    allows_all_keys = is_window = True
+    allows_all_keys = is_uniform_window = True
 
     def within(self, distance: int) -> Pattern:
         return Window(distance + 1)
@@ -91,7 +91,7 @@ class Window(Pattern):
     shift_period = 1  # only distances count
 
     @property
-    def is_window(self) -> bool:
+    def is_uniform_window(self) -> bool:
         """True for a single size."""
         return isinstance(self.size, int)
 

@@ -64,9 +64,9 @@ class LayerPosition(nn.Module):
     """
 
     def init_scores(self) -> None:
-        """Set initial weights that give distances certain scores, also after linear layers were initialized.
+        """Set the initial scores of distances, without random numbers; by default do nothing.
 
-        By default there are none.
+        The constructor calls it, and so do models that initialize all linear layers again.
         """
 
     def query(self, q: Tensor, position: Tensor) -> Tensor:

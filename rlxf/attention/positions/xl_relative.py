@@ -30,10 +30,12 @@ class XLRelative(SinusoidPosition, PairwisePosition):
 
     Args:
         base: longest wavelength over 2 pi, in tokens; above 1.
-        recency_bias: largest score of a distance before training, at least 0. Head h begins with about
-            ``recency_bias exp(-slope_h |i - j|)``, with the slopes of `ALiBi`, so it prefers recent tokens.
-            Unlike with `ALiBi`, scores of distant tokens are bounded, and training can change the preference.
-            0, the default, is the paper's form, in which new heads attend to all tokens alike.
+        recency_bias: size of an initial preference for recent tokens, at least 0. Head h begins with distance
+            scores of ``recency_bias exp(-slope_h |i - j|)`` for a query of 0, with the slopes of `ALiBi`, so
+            distant tokens have bounded scores, and training can change the preference. They are approximated
+            by C / 2 cosines: at width 64, scores of long distances differ by up to 0.4 times the bias, and
+            widths below 32 are too small. 0, the default, is the paper's form: without a query, no distance
+            is preferred.
 
     Raises:
         ValueError: if base is not above 1 or not finite, or recency_bias is negative or not finite; in a
@@ -73,8 +75,8 @@ class XLRelativeBias(PairwiseLayerPosition):
     def init_scores(self) -> None:
         """Set the first row of W_r and the first element of v in each head to those of ``recency_bias``.
 
-        A sum of ``slope f / (slope^2 + f^2) cos(t f)`` over frequencies f in geometric progression is about
-        proportional to ``exp(-slope t)``, of which it is the Fourier transform.
+        ``slope / (slope^2 + f^2)`` is, up to a factor, the cosine transform of ``exp(-slope t)``, and another
+        factor f is the spacing of frequencies in geometric progression.
         """
         if not self.spec.recency_bias:
             return

@@ -234,8 +234,12 @@ class SegmentChunks:
 
 
 def _tokens_of_chunks(number: Tensor, valid: Tensor) -> Tensor:
-    """Return how many tokens each row has in each of N chunks, (B, N), given the chunk of each token (B,
-    T)."""
+    """Return the number of tokens of each row in each of N chunks, (B, N).
+
+    Args:
+        number: the chunk of each token, (B, T).
+        valid: False for tokens to leave out, (B, T).
+    """
     counts = number.new_zeros(len(number), int(number.max()) + 1)
     return counts.scatter_add(1, number, valid.long())
 

@@ -292,8 +292,7 @@ def test_all_spaces(policy, action_space, uncompiled):
 
 @needs_compiler
 def test_training_with_compile_equals_training_without():
-    core = small_core(layers=1)
-    own, other = (small_agent(scripts(shifted(3)), core=core, compile=compile) for compile in (True, False))
+    own, other = (small_agent(scripts(shifted(3)), compile=compile) for compile in (True, False))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "(updates are|the acting step is) not compiled")
         learn(own, 96)

@@ -1,6 +1,7 @@
 """Generalized state-dependent exploration: distributions, rollouts, files."""
 
 import copy
+import warnings
 
 import gymnasium
 import numpy as np
@@ -231,7 +232,9 @@ def test_training_with_programs_of_steps_and_updates(monkeypatch):
     """The programs are recorded, and not compiled."""
     for module in (gradient_programs, network_step):
         monkeypatch.setattr(module, "CompiledFunction", lambda function, examples: function)
-    own, other = (box_agent(sde_sample_freq=4, compile=compile).learn(96) for compile in (True, False))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "(updates are|the acting step is) not compiled")
+        own, other = (box_agent(sde_sample_freq=4, compile=compile).learn(96) for compile in (True, False))
     assert own.has_compiled_step
     for mine, theirs in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)

@@ -215,7 +215,7 @@ def test_layers_and_heads_keep_an_overridden_rule(pattern):
 @pytest.mark.parametrize("pattern", [even(Full)(), even(Window)(5), even(even(Window))(5)])
 def test_overridden_rule_inherits_no_shortcuts(pattern):
     assert not pattern.allows_all_keys
-    assert not pattern.is_window
+    assert not pattern.is_uniform_window
     assert pattern.shift_period is None
 
 

@@ -20,12 +20,14 @@ def scores(module, distances):
 @pytest.mark.parametrize("size", [0.5, 4.0])
 def test_scores_fall_from_the_bias_like_exponential_functions(width, heads, size):
     module = XLRelative(recency_bias=size).build(width, heads)
-    distances = torch.arange(0, 65)
-    expected = torch.exp(-slopes(heads).float()[:, None] * distances)
+    distances = torch.arange(0, 129)
+    slope = slopes(heads).float()[:, None]
+    expected = torch.exp(-slope * distances)
     found = scores(module, distances) / size
     torch.testing.assert_close(found[:, 0], torch.ones(heads))
-    assert (found - expected).abs().max() < 0.35
+    assert (found - expected).abs().max() < 0.45
     assert (found - expected).abs().mean() < 0.1
+    assert (found - expected)[slope * distances <= 1].abs().max() < 0.3
 
 
 def test_future_tokens_have_the_scores_of_past_ones():
@@ -35,6 +37,16 @@ def test_future_tokens_have_the_scores_of_past_ones():
 
 def test_without_a_bias_no_distance_is_preferred():
     assert (scores(XLRelative().build(64, 4), range(9)) == 0).all()
+
+
+def test_the_bias_draws_no_random_numbers_and_adds_no_weights():
+    states = []
+    for size in (0.0, 4.0):
+        torch.manual_seed(0)
+        module = XLRelative(recency_bias=size).build(64, 4)
+        states.append((torch.get_rng_state(), {name: x.shape for name, x in module.state_dict().items()}))
+    assert torch.equal(states[0][0], states[1][0])
+    assert states[0][1] == states[1][1]
 
 
 def test_a_new_model_attends_most_to_the_current_token():
