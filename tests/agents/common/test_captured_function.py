@@ -10,10 +10,9 @@ from rlxf.agents.common import captured_function
 from rlxf.agents.common.captured_function import CapturedFunction, foreach_copy
 from rlxf.agents.gtrxl import network_step
 from rlxf.agents.gtrxl.network_step import CompiledStep
-from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from tests.agents.captures import capture_on_cpu
 from tests.agents.gtrxl.test_network_step import CORES, actions, agent_of, largest_difference
-from tests.agents.gtrxl.worlds import OBSERVATIONS
+from tests.agents.gtrxl.worlds import OBSERVATIONS, with_eager_updates
 
 
 class Accumulator(nn.Module):
@@ -138,9 +137,7 @@ def test_captured_steps_of_each_policy(policy, captures):
 
 
 def test_rollouts_and_predictions_of_a_captured_agent_equal_those_of_an_eager_one(captures):
-    one = agent_of(compile=True)
-    one._algorithm = PPOTraining(one.policy, one.order)  # updates that are not compiled
-    one.learn(64)
+    one = with_eager_updates(agent_of(compile=True)).learn(64)
     other = agent_of().learn(64)
     weights = [agent.policy.state_dict().values() for agent in (one, other)]
     for x, y in zip(*weights, strict=True):

@@ -21,7 +21,6 @@ from rlxf.agents.common.compiled_function import CompiledFunction
 from rlxf.agents.gtrxl import GTrXLPPO, network_step
 from rlxf.agents.gtrxl.acting_step import GTrXLActingStep
 from rlxf.agents.gtrxl.network_step import CompiledStep, eager_step
-from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import (
     ACT,
     GRU,
@@ -48,6 +47,7 @@ from tests.agents.gtrxl.worlds import (
     shifted,
     small_agent,
     small_core,
+    with_eager_updates,
 )
 
 ENVS = 2
@@ -486,8 +486,7 @@ def test_truncated_environments_are_not_compiled_separately(monkeypatch):
         numbers.append(len(obs))
 
     monkeypatch.setattr(CompiledStep, "_step_for", record)
-    agent = small_agent(scripts(shifted(3)), n_envs=3, compile=True)
-    agent._algorithm = PPOTraining(agent.policy, agent.order)  # updates that are not compiled
+    agent = with_eager_updates(small_agent(scripts(shifted(3)), n_envs=3, compile=True))
     agent.learn(3 * 16)
     assert numbers == [3] * 17  # 16 steps, and the values after the last one
 
@@ -501,8 +500,7 @@ def test_evaluations_during_training_do_not_compile(monkeypatch):
         return eager_step
 
     monkeypatch.setattr(network_step, "_CompiledFor", compiled_for)
-    agent = agent_of(compile=True)
-    agent._algorithm = PPOTraining(agent.policy, agent.order)  # updates that are not compiled
+    agent = with_eager_updates(agent_of(compile=True))
     callback = EvaluationCallback(scripts([MIXED] * 4), episodes=4, every_steps=8, budget=None)
     agent.learn(32, callback)
     assert callback.last.mean is not None

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rlxf import GTrXLPPO
 from rlxf.agents.gtrxl import GTrXLPolicy, gtrxl
+from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.attention import (
     CALM,
     GRU,
@@ -153,6 +154,12 @@ def small_agent(env: Any, policy: str = "MlpGTrXLPolicy", loud: bool = True, **c
     settings |= {"core": small_core(), "device": "cpu", "policy_kwargs": SMALL_EXTRACTOR[policy]}
     agent = GTrXLPPO(policy, env, **(settings | changes))
     return make_loud(agent) if loud else agent
+
+
+def with_eager_updates(agent: GTrXLPPO) -> GTrXLPPO:
+    """Let an agent with compiled or captured steps update its policy operation by operation."""
+    agent._algorithm = PPOTraining(agent.policy, agent.order)
+    return agent
 
 
 def make_loud(agent: GTrXLPPO, scale: float = 0.2) -> GTrXLPPO:
