@@ -42,6 +42,10 @@ LONG_SECONDS = 0.5
 """CPU time of a long test, including its fixtures and processes."""
 
 
+os.environ.setdefault(
+    "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0"
+)  # compiles in three quarters of the time
+
 EMPTY = SimpleNamespace(params={})
 """Parameters of a test without cases."""
 

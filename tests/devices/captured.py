@@ -14,8 +14,9 @@ from rlxf.agents.gtrxl import compiled_losses as ppo
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.offline import algorithm
 from rlxf.attention import TransformerSpec
+from rlxf.attention.registry import TECHNIQUES
 from tests.agents.decision_transformer.worlds import SIZES, some_trajectories
-from tests.agents.techniques import CHOICES
+from tests.agents.techniques import CHOICES, combinations
 from tests.devices import accelerator, recorded_graph
 from tests.devices.accelerator import NAME
 from tests.devices.agents import check_weights, gtrxl_agent, offline_agent
@@ -111,15 +112,33 @@ def check_captured_offline(case: str) -> None:
     assert len(made) == 1
 
 
-def check_technique(choice: str) -> None:
-    """Compare a Decision Transformer that is captured, if its technique permits it, with one that is not."""
-    settings: dict[str, Any] = {"core": TransformerSpec(**SIZES, **CHOICES[choice]), "context_length": 5}
+def core_with(choice: dict[str, Any]) -> TransformerSpec:
+    """Return a small core of a Decision Transformer with options."""
+    return TransformerSpec(**SIZES, **choice)
+
+
+TECHNIQUES_NOT_CAPTURED = (
+    *(f"memory {name}" for name in ("StreamingXL", "Compressive", "KNN", "RMT", "RATE")),
+    *(f"pattern {name}" for name in TECHNIQUES["pattern"] if name not in ("Full", "Window")),
+    "kernel Routing",
+)
+"""Options whose updates read values of tensors."""
+TECHNIQUES_CAPTURED = combinations(
+    [name for name in CHOICES if name not in TECHNIQUES_NOT_CAPTURED], core_with
+)
+
+
+def check_techniques(choice: str) -> None:
+    """Compare a Decision Transformer that is captured, if its techniques permit it, with one that is not."""
+    core = core_with((TECHNIQUES_CAPTURED | CHOICES)[choice])
+    settings: dict[str, Any] = {"core": core, "context_length": 5}
     settings |= {"batch_size": 8, "seed": 3, "learning_rate": 1e-2, "warmup_updates": 0, "device": NAME}
     recorded = warnings.catch_warnings(record=True)
     with captures() as made, accelerator.random_numbers_of_cpu(), recorded as caught:
         warnings.simplefilter("always")
         with patch.object(algorithm, "supports_graphs", lambda device: True):
             own = DecisionTransformer(some_trajectories(), **settings).learn(4)
+        assert bool(made) == (choice in TECHNIQUES_CAPTURED)
         if not made:  # the other agent would be trained in the same way
             assert any("updates are not captured" in str(each.message) for each in caught)
             return

@@ -2,19 +2,20 @@
 
 import pytest
 
-from tests.agents.techniques import CHOICES
 from tests.devices.accelerator import IS_SIMULATED
 from tests.devices.captured import (
     CAPTURED,
     CAPTURED_OFFLINE,
     NOT_CAPTURED,
     NOT_CAPTURED_OFFLINE,
+    TECHNIQUES_CAPTURED,
+    TECHNIQUES_NOT_CAPTURED,
     check_captured,
     check_captured_offline,
     check_irregular_batches,
     check_new_parameters,
     check_pretrained_between_updates,
-    check_technique,
+    check_techniques,
     offline_reason,
     reason,
 )
@@ -49,9 +50,9 @@ def test_other_offline_agents_name_the_reason(case, on_device):
     assert "cannot be captured as a CUDA graph" in on_device(offline_reason, case)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", [*TECHNIQUES_CAPTURED, *TECHNIQUES_NOT_CAPTURED])
 def test_captured_techniques(choice, on_device):
-    on_device(check_technique, choice)
+    on_device(check_techniques, choice)
 
 
 def test_a_return_scale_that_changes_between_updates(on_device):

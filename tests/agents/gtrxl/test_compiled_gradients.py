@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.agents.gtrxl.worlds import (
     ACTIONS,
     GOES_ON,
     OBSERVATIONS,
+    limited_to_memory,
     recurrent_core,
     rollouts,
     scripts,
@@ -30,7 +32,7 @@ from tests.agents.gtrxl.worlds import (
     small_agent,
     small_core,
 )
-from tests.agents.techniques import CHOICES
+from tests.agents.techniques import CHOICES, combinations
 
 REFUSED = {
     "keeps statistics": ["kernel Routing"],
@@ -38,7 +40,11 @@ REFUSED = {
         f"memory {name}" for name in ("StreamingXL", "Compressive", "KNN", "RMT", "RATE")
     ],
     "the branches of the pattern": [
-        f"pattern {name}" for name in ("Dilated", "Local1D", "Blockwise", "ETC", "Longformer", "BigBirdETC")
+        f"pattern {name}"
+        for name in (
+            *("AttentionSinks", "Dilated", "Local1D", "Local2D", "Strided", "FixedColumns", "Blockwise"),
+            *("ETC", "Longformer", "BigBird", "BigBirdETC"),
+        )
     ],
     "cannot be recorded": [
         *(
@@ -54,13 +60,17 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs t
 
 
 def core_with(choice):
-    """Return a small core with an option; recurrent layers and memories of their own replace XL's memory.
+    """Return a small core with options; recurrent layers and memories of their own replace XL's memory.
 
-    It has one layer, which is recorded in half of the time, unless the option concerns several layers.
+    It has one layer, which is recorded in half of the time, unless an option concerns several layers.
     """
-    if choice.keys() & {"recurrence", "memory"}:
-        return recurrent_core(**({"recurrence": None} | choice))
-    return replace(small_core(), layers=2 if "depth" in choice else 1, **choice)
+    layers = 2 if choice.keys() & {"depth", "pattern"} else 1
+    core = recurrent_core(layers=layers, recurrence=None) if "memory" in choice else small_core(layers=layers)
+    return limited_to_memory(core, **choice)
+
+
+NOT_COMPILED = list(chain(*REFUSED.values()))
+COMPILED = combinations([name for name in CHOICES if name not in NOT_COMPILED], core_with)
 
 
 def minibatches(agent):
@@ -103,22 +113,19 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(gradient_programs, "CompiledFunction", lambda module, examples: module)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_each_technique(choice, uncompiled):
+@pytest.mark.parametrize("choice", [*COMPILED, *NOT_COMPILED])
+def test_techniques(choice, uncompiled):
     """Positions of one environment grow, so that a program is used with larger ones than it was made with."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            scripted = scripts([*shifted(2), [GOES_ON] * 40])
-            agent = small_agent(scripted, core=core_with(CHOICES[choice]), n_epochs=1)
-    except ValueError as error:
-        pytest.skip(f"not for GTrXLPPO: {error}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = scripts([*shifted(2), [GOES_ON] * 40])
+        agent = small_agent(scripted, core=core_with((COMPILED | CHOICES)[choice]), n_epochs=1)
     compiled = CompiledPPOLosses("cpu")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in minibatches(agent):
             own = gradients(agent, batch, compiled)
-            assert (own is None) == any(choice in choices for choices in REFUSED.values())
+            assert (own is None) == (choice not in COMPILED)
             if own is not None:
                 torch.testing.assert_close(own, gradients(agent, batch), rtol=1e-4, atol=1e-5)
     messages = [str(each.message) for each in caught if "updates are not compiled" in str(each.message)]
@@ -266,13 +273,6 @@ def test_bfloat16(uncompiled):
     assert_equal_programs(agent, CompiledPPOLosses("cpu"), rtol=2e-2, atol=2e-3)
 
 
-@needs_compiler
-def test_compiled_updates_equal_others():
-    policy = "MultiInputGTrXLPolicy"
-    agent = small_agent(scripts(shifted(3), OBSERVATIONS[policy]), policy, core=small_core(layers=1))
-    assert_equal_programs(agent, CompiledPPOLosses("cpu"))
-
-
 SPACES = {
     f"{policy}-{name}": (policy, space)
     for policy in OBSERVATIONS
@@ -286,13 +286,19 @@ SPACES = {
 def test_all_spaces(policy, action_space, uncompiled):
     env = scripts(shifted(3), OBSERVATIONS[policy], action_space)
     changes = {"use_sde": True} if isinstance(action_space, spaces.Box) else {}
-    agent = small_agent(env, policy, reconstruction_coef=0.1, **changes)
+    agent = small_agent(env, policy, core=small_core(layers=1), reconstruction_coef=0.1, **changes)
     assert_equal_programs(agent, CompiledPPOLosses("cpu"))
 
 
 @needs_compiler
 def test_training_with_compile_equals_training_without():
-    own, other = (small_agent(scripts(shifted(3)), compile=compile) for compile in (True, False))
+    policy, core = "MultiInputGTrXLPolicy", small_core(layers=1)
+    own, other = (
+        small_agent(
+            scripts(shifted(3), OBSERVATIONS[policy]), policy, core=core, batch_size=24, compile=compile
+        )
+        for compile in (True, False)
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "(updates are|the acting step is) not compiled")
         learn(own, 96)
@@ -300,3 +306,4 @@ def test_training_with_compile_equals_training_without():
     assert isinstance(own.policy, GTrXLPolicy)
     for mine, theirs in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    assert_equal_programs(own, own._algorithm._compiled)

@@ -1,18 +1,14 @@
 """The agent solves tasks that require memory, trains with every technique, and repeats with a seed."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from stable_baselines3.common.env_util import make_vec_env as sb3_make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from rlxf.attention import Full, TransformerSpec
-from rlxf.attention.patterns.window import limit_distance
 from rlxf.envs.make import make_vec_env
 from rlxf.training import linear
 from tests.agents.gtrxl.test_sb3_tools import recorded_logs
 from tests.agents.gtrxl.worlds import (
+    limited_to_memory,
     next_step_scripts,
     parameters,
     same,
@@ -75,17 +71,6 @@ def test_two_updates(choice):
     before = weights(agent.policy)
     agent.learn(2 * agent.n_steps * agent.n_envs)
     all_have_moved(before, agent.policy)
-
-
-def limited_to_memory(core: TransformerSpec, **choice: Any) -> TransformerSpec:
-    """Return the core with a choice and a pattern limited to its memory; a recurrence has no memory."""
-    if "recurrence" in choice:
-        return replace(core, position=None, pattern=Full(), memory=None, **choice)
-    core = replace(core, **choice)
-    assert core.memory is not None
-    if core.memory.covers(core.pattern):
-        return core
-    return replace(core, pattern=limit_distance(core.pattern, core.memory.length))
 
 
 MAKERS = {

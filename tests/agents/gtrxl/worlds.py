@@ -32,6 +32,7 @@ from rlxf.attention import (
     Window,
 )
 from rlxf.attention.memory.base import Memory
+from rlxf.attention.patterns.window import limit_distance
 
 GOES_ON, TERMINATED, TRUNCATED = range(3)
 
@@ -119,6 +120,17 @@ def recurrent_core(**changes: Any) -> TransformerSpec:
     """Return a core of the size of `small_core` whose layers are gated delta rules."""
     sizes = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32}
     return TransformerSpec(**({"recurrence": GatedDeltaNet(), "residual": GRUGate()} | sizes | changes))
+
+
+def limited_to_memory(core: TransformerSpec, **choice: Any) -> TransformerSpec:
+    """Return the core with a choice and a pattern limited to its memory; a recurrence has no memory."""
+    if "recurrence" in choice:
+        return replace(core, **({"position": None, "pattern": Full(), "memory": None} | choice))
+    core = replace(core, **choice)
+    assert core.memory is not None
+    if core.memory.covers(core.pattern):
+        return core
+    return replace(core, pattern=limit_distance(core.pattern, core.memory.length))
 
 
 def memory_core(memory: Memory, **changes: Any) -> TransformerSpec:
