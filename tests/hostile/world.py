@@ -16,7 +16,7 @@ SIZES = "--core.width 8 --core.heads 2 --no-progress-bar"
 ONLINE = (
     "train gtrxl --env CartPole-v1 --n-envs 2 --n-steps 16 --segment-length 8 --batch-size 16"
     " --core.memory.length 4 --total-timesteps 64 --episodes 2 --attention-maps-every None --no-videos"
-    f" --checkpoint-seconds 0 --run runs/gtrxl {SIZES}"
+    f" --evaluation-episodes 2 --checkpoint-seconds 0 --run runs/gtrxl {SIZES}"
 )
 OFFLINE = f"train dt --updates 3 --episodes 2 --batch-size 4 --context-length 3 --core.layers 1 {SIZES}"
 PLAY = "--episodes 2 --no-progress-bar"
