@@ -42,9 +42,8 @@ LONG_SECONDS = 0.5
 """CPU time of a long test, including its fixtures and processes."""
 
 
-os.environ.setdefault(
-    "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0"
-)  # compiles in three quarters of the time
+# Without optimization of its C++ wrapper, a program compiles in three quarters of the time.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 EMPTY = SimpleNamespace(params={})
 """Parameters of a test without cases."""
