@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlxf.attention import Full, RoPE, Window
 from rlxf.attention.kernels.base import Kernel, PairwiseKernel
 from rlxf.attention.registry import TECHNIQUES
-from tests.attention.specs import GATED_RFA, SHORT
+from tests.attention.specs import GATED_RFA, OF_ATTENTION, SHORT
 
 Options = dict[str, Any]
 """Fields of a core by name."""
@@ -35,27 +35,49 @@ each = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 """Decorator that runs a test with each option: ``{axis: technique}``."""
 
 
-def combinations(names: Iterable[str], make_core: Callable[[Options], Any]) -> dict[str, Options]:
-    """Return options of several axes that together have all techniques of ``names``; fewer than one for each.
+DEPEND_ON_VALUES = {
+    "keeps statistics": ["kernel Routing"],
+    "the branches of the memory": [
+        f"memory {name}" for name in ("StreamingXL", "Compressive", "KNN", "RMT", "RATE")
+    ],
+    "the branches of the pattern": [
+        f"pattern {name}"
+        for name in (
+            *("AttentionSinks", "Dilated", "Local1D", "Local2D", "Strided", "FixedColumns", "Blockwise"),
+            *("ETC", "Longformer", "BigBird", "BigBirdETC"),
+        )
+    ],
+}
+"""Part of a reason -> options for whose updates neither a compiled nor a captured program is made."""
+
+
+def merged_choices(names: Iterable[str], make_core: Callable[[Options], Any]) -> dict[str, Options]:
+    """Merge options of different axes, so that a few cores have all techniques of ``names``.
+
+    Each option joins the first others with which it is compatible. The result has the options of each core by
+    their names, e.g. "kernel RFA, memory XL".
 
     Args:
         names: keys of `CHOICES`.
         make_core: function that raises ValueError for options that are not compatible with each other.
     """
-    combined: dict[str, Options] = {}
+    merged: dict[str, Options] = {}
     for name in sorted(names, key=lambda name: -len(CHOICES[name])):
         choice = CHOICES[name]
-        other = next((key for key, found in combined.items() if fits(found, choice, make_core)), None)
-        combined[name if other is None else f"{other}, {name}"] = choice | combined.pop(other, {})
-    return combined
+        others = next((key for key in merged if are_compatible(merged[key], choice, make_core)), None)
+        merged[name if others is None else f"{others}, {name}"] = choice | merged.pop(others, {})
+    return merged
 
 
-def fits(found: Options, choice: Options, make_core: Callable[[Options], Any]) -> bool:
-    """Return whether the options are of different axes and make a core together."""
-    if found.keys() & choice.keys():
+def are_compatible(first: Options, second: Options, make_core: Callable[[Options], Any]) -> bool:
+    """Return whether two sets of options have no field in common, and all have an effect in one core."""
+    both = first | second
+    if len(both) < len(first) + len(second):
+        return False
+    if "recurrence" in both and not both.keys().isdisjoint(OF_ATTENTION):
         return False
     try:
-        make_core(found | choice)
+        make_core(both)
     except ValueError:
         return False
     return True

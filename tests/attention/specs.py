@@ -85,6 +85,8 @@ MEMORY = 4
 """Memory length: shorter than the test segments, so that old tokens are dropped."""
 
 DEFAULT = TransformerSpec(width=8, heads=2, layers=2, feed_forward=12)
+OF_ATTENTION = ("position", "pattern", "kernel", "memory", "kv_heads", "qk_norm", "attention_gate")
+"""Fields without effect on a core whose layers are all recurrent; absolute positions are an exception."""
 
 SHORT: dict[str, Any] = {
     "Window": Window(3),

@@ -15,7 +15,7 @@ from rlxf.attention.registry import TECHNIQUES
 from rlxf.attention.technique import Technique
 from rlxf.attention.token_index import EMPTY
 from tests.attention.passes import act, assert_close_for_dtype
-from tests.attention.specs import ALONE, DEFAULT, LINFORMER, RECIPES, SHORT, new_model
+from tests.attention.specs import ALONE, DEFAULT, LINFORMER, OF_ATTENTION, RECIPES, SHORT, new_model
 from tests.attention.test_pairs import REMEDY
 from tests.attention.worlds import END, GAP, ON, RESET, Segment, index_of, numbers, random_segment
 
@@ -48,7 +48,6 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 }
 """Values of the fields without techniques that differ from the default."""
 RARE = ("cross_attention", "causal")
-OF_ATTENTION = ("position", "pattern", "kernel", "memory", "kv_heads", "qk_norm", "attention_gate")
 
 
 def techniques(axis: str) -> list[Any]:

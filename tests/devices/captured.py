@@ -14,9 +14,8 @@ from rlxf.agents.gtrxl import compiled_losses as ppo
 from rlxf.agents.gtrxl.training_algorithm import PPOTraining
 from rlxf.agents.offline import algorithm
 from rlxf.attention import TransformerSpec
-from rlxf.attention.registry import TECHNIQUES
 from tests.agents.decision_transformer.worlds import SIZES, some_trajectories
-from tests.agents.techniques import CHOICES, combinations
+from tests.agents.techniques import CHOICES, DEPEND_ON_VALUES, Options, merged_choices
 from tests.devices import accelerator, recorded_graph
 from tests.devices.accelerator import NAME
 from tests.devices.agents import check_weights, gtrxl_agent, offline_agent
@@ -112,18 +111,14 @@ def check_captured_offline(case: str) -> None:
     assert len(made) == 1
 
 
-def core_with(choice: dict[str, Any]) -> TransformerSpec:
+def core_with(choice: Options) -> TransformerSpec:
     """Return a small core of a Decision Transformer with options."""
     return TransformerSpec(**SIZES, **choice)
 
 
-TECHNIQUES_NOT_CAPTURED = (
-    *(f"memory {name}" for name in ("StreamingXL", "Compressive", "KNN", "RMT", "RATE")),
-    *(f"pattern {name}" for name in TECHNIQUES["pattern"] if name not in ("Full", "Window")),
-    "kernel Routing",
-)
-"""Options whose updates read values of tensors."""
-TECHNIQUES_CAPTURED = combinations(
+TECHNIQUES_NOT_CAPTURED = {name: reason for reason, names in DEPEND_ON_VALUES.items() for name in names}
+"""Option -> part of the reason."""
+TECHNIQUES_CAPTURED = merged_choices(
     [name for name in CHOICES if name not in TECHNIQUES_NOT_CAPTURED], core_with
 )
 
@@ -140,7 +135,10 @@ def check_techniques(choice: str) -> None:
             own = DecisionTransformer(some_trajectories(), **settings).learn(4)
         assert bool(made) == (choice in TECHNIQUES_CAPTURED)
         if not made:  # the other agent would be trained in the same way
-            assert any("updates are not captured" in str(each.message) for each in caught)
+            messages = [
+                str(each.message) for each in caught if "updates are not captured" in str(each.message)
+            ]
+            assert any(TECHNIQUES_NOT_CAPTURED[choice] in message for message in messages)
             return
         other = DecisionTransformer(some_trajectories(), cuda_graphs=False, **settings).learn(4)
     for one, expected in zip(own.policy.parameters(), other.policy.parameters(), strict=True):

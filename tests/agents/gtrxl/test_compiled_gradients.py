@@ -32,20 +32,9 @@ from tests.agents.gtrxl.worlds import (
     small_agent,
     small_core,
 )
-from tests.agents.techniques import CHOICES, combinations
+from tests.agents.techniques import CHOICES, DEPEND_ON_VALUES, merged_choices
 
-REFUSED = {
-    "keeps statistics": ["kernel Routing"],
-    "the branches of the memory": [
-        f"memory {name}" for name in ("StreamingXL", "Compressive", "KNN", "RMT", "RATE")
-    ],
-    "the branches of the pattern": [
-        f"pattern {name}"
-        for name in (
-            *("AttentionSinks", "Dilated", "Local1D", "Local2D", "Strided", "FixedColumns", "Blockwise"),
-            *("ETC", "Longformer", "BigBird", "BigBirdETC"),
-        )
-    ],
+REFUSED = DEPEND_ON_VALUES | {
     "cannot be recorded": [
         *(
             f"position {name}"
@@ -62,7 +51,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs t
 def core_with(choice):
     """Return a small core with options; recurrent layers and memories of their own replace XL's memory.
 
-    It has one layer, which is recorded in half of the time, unless an option concerns several layers.
+    It has one layer, which is recorded in half of the time, unless a depth or a pattern may concern several.
     """
     layers = 2 if choice.keys() & {"depth", "pattern"} else 1
     core = recurrent_core(layers=layers, recurrence=None) if "memory" in choice else small_core(layers=layers)
@@ -70,7 +59,7 @@ def core_with(choice):
 
 
 NOT_COMPILED = list(chain(*REFUSED.values()))
-COMPILED = combinations([name for name in CHOICES if name not in NOT_COMPILED], core_with)
+COMPILED = merged_choices([name for name in CHOICES if name not in NOT_COMPILED], core_with)
 
 
 def minibatches(agent):
@@ -114,8 +103,11 @@ def uncompiled(monkeypatch):
 
 
 @pytest.mark.parametrize("choice", [*COMPILED, *NOT_COMPILED])
-def test_techniques(choice, uncompiled):
-    """Positions of one environment grow, so that a program is used with larger ones than it was made with."""
+def test_gradients_with_each_technique(choice, uncompiled):
+    """Gradients equal those of autograd, or a warning names why there is no program.
+
+    Positions of one environment grow, so that a program is used with larger ones than it was made with.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted = scripts([*shifted(2), [GOES_ON] * 40])
@@ -291,7 +283,17 @@ def test_all_spaces(policy, action_space, uncompiled):
 
 
 @needs_compiler
-def test_training_with_compile_equals_training_without():
+def test_training_with_compile_equals_training_without(monkeypatch):
+    """Also compare gradients of the program of the training.
+
+    Its batches have the shapes of `minibatches`: 24 steps are 6 segments.
+    """
+    programs = []
+    monkeypatch.setattr(
+        gradient_programs,
+        "CompiledFunction",
+        lambda *given: programs.append(given) or CompiledFunction(*given),
+    )
     policy, core = "MultiInputGTrXLPolicy", small_core(layers=1)
     own, other = (
         small_agent(
@@ -307,3 +309,4 @@ def test_training_with_compile_equals_training_without():
     for mine, theirs in zip(own.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
     assert_equal_programs(own, own._algorithm._compiled)
+    assert len(programs) == 1

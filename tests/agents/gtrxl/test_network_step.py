@@ -340,7 +340,6 @@ def test_compiled_steps_read_the_present_values_of_small_parameters(compiled_age
     compiled_agent.policy.load_state_dict(weights)
 
 
-@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_recurrence_reads_the_present_values_of_small_parameters():

@@ -123,7 +123,10 @@ def recurrent_core(**changes: Any) -> TransformerSpec:
 
 
 def limited_to_memory(core: TransformerSpec, **choice: Any) -> TransformerSpec:
-    """Return the core with a choice and a pattern limited to its memory; a recurrence has no memory."""
+    """Return the core with a choice and a pattern limited to its memory; a recurrence has no memory.
+
+    `Full()` becomes a `Window`, unless the memory itself defines what is visible.
+    """
     if "recurrence" in choice:
         return replace(core, **({"position": None, "pattern": Full(), "memory": None} | choice))
     core = replace(core, **choice)
