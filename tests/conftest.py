@@ -1,5 +1,6 @@
 """Fixtures of all tests, and the selections of ``--fast`` and ``--thorough``."""
 
+import gc
 import os
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ LONG_TESTS = Path(__file__).with_name("long_tests.txt")
 LONG_SECONDS = 0.5
 """CPU time of a long test, including its fixtures and processes."""
 
+
+# All tests are millions of objects, which each garbage collection would visit: see pytest_collection_finish.
+gc.disable()
 
 # Without optimization of its C++ wrapper, a program compiles in three quarters of the time.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
@@ -107,6 +111,12 @@ def pytest_collection_modifyitems(config, items):
     kept = set(selected)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = longest_first(selected)
+
+
+def pytest_collection_finish():
+    """Enable garbage collection, for what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def longest_first(items):

@@ -50,6 +50,7 @@ def test_other_offline_agents_name_the_reason(case, on_device):
     assert "cannot be captured as a CUDA graph" in on_device(offline_reason, case)
 
 
+@pytest.mark.first_cases(18)  # test_compiled_gradients.py finds decisions by values in all techniques
 @pytest.mark.parametrize("choice", [*TECHNIQUES_CAPTURED, *TECHNIQUES_NOT_CAPTURED])
 def test_captured_techniques(choice, on_device):
     on_device(check_techniques, choice)
