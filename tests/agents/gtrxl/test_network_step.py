@@ -358,7 +358,9 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
+@pytest.mark.thorough
 @needs_compiler
+@pytest.mark.slow
 def test_a_program_with_constants_of_parameters_is_not_used(monkeypatch):
     program = compiled_function.PROGRAM.replace(', "always_keep_tensor_constants": True', "")
     assert program != compiled_function.PROGRAM
