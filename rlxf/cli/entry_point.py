@@ -16,7 +16,7 @@ from textwrap import fill, indent
 from typing import Annotated, Any, NoReturn
 
 import tyro
-from tyro.conf import Suppress, subcommand
+from tyro.conf import HelptextFromCommentsOff, Suppress, subcommand
 
 from rlxf import __version__
 from rlxf.cli.commands import COMMANDS, SUMMARIES
@@ -102,6 +102,7 @@ def _parse_options(words: str, args: list[str]) -> Command:
         description=_wrapped_description(command),
         default=command.defaults(args),
         registry=command.registry(args),
+        config=(HelptextFromCommentsOff,),  # help texts are docstrings
     )
     if not HELP.intersection(args):
         return _read_or_refuse(read, args, f"rlxf {words} --help")

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from rlxf.collection import behavior_policy
 from tests.hostile import checkpoints, controls, datasets, episodes, memory, runs
 from tests.hostile.attack import Attack
 from tests.hostile.audit import Watch
@@ -45,6 +46,7 @@ def attacked(world: World, watch: Watch, attack: Attack) -> dict[str, Any]:
 def main(folder: Path) -> None:
     """Use benign files first, so that everything is imported, then run all attacks."""
     warnings.simplefilter("ignore")
+    behavior_policy.SCORED_EPISODES = 2  # of 100, which the benign dataset does not need
     world = World(folder)
     sys.path.append(str(world.root))  # as python -m does, so that the module of the attacker can be found
     world.benign()
