@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.progress import Progress
+from tensorboard.summary.writer import event_file_writer
 
 from rlxf.attention.registry import TECHNIQUES
 from tests.in_process import InProcessPool
@@ -48,6 +49,9 @@ gc.disable()
 
 # Without optimization of its C++ wrapper, a program compiles in three quarters of the time.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+
+# Names of event files end with a counter: those of one second are in order if counters have as many digits.
+event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)
 
 EMPTY = SimpleNamespace(params={})
 """Parameters of a test without cases."""
